@@ -1,0 +1,81 @@
+"""Random, well-conditioned operands, made on the device from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MAX_SETS = 32
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    """Entries of absolute value at most 1, in the real or the complex plane."""
+    if np.issubdtype(np.dtype(dtype), np.complexfloating):
+        real = np.dtype(dtype).type(0).real.dtype
+        parts = jax.random.uniform(key, (2, *shape), real, -(0.5**0.5), 0.5**0.5)
+        return jax.lax.complex(parts[0], parts[1])
+    return jax.random.uniform(key, shape, dtype, -1.0, 1.0)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def spd(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """Hermitian matrices; the diagonal exceeds the sum of its row, so they are definite."""
+    a = uniform(key, (batch, n, n), dtype)
+    return (a + a.mT.conj()) / 2 + (n + 1) * jnp.eye(n, dtype=dtype)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def rhs(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """Right-hand sides, a matrix of nrhs columns for each system."""
+    return uniform(jax.random.fold_in(key, 1), (batch, n, nrhs), dtype)
+
+
+@jax.jit
+def lower_factor(a: jax.Array) -> jax.Array:
+    """Lower Cholesky factors, with zeros above the diagonal."""
+    return jax.lax.linalg.cholesky(a, symmetrize_input=False)
+
+
+MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {"spd": spd, "rhs": rhs}
+DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {"factor": ("spd", lower_factor)}
+
+
+def matrix_bytes(dtype: str, m: int, n: int, batch: int) -> int:
+    """The size of a batch of m x n matrices."""
+    return batch * m * n * np.dtype(dtype).itemsize
+
+
+class Inputs:
+    """The operands of one (dtype, n, batch), each made once and shared by all operations.
+
+    A batch that is small beside `target_bytes` comes in several sets with distinct values, to be
+    used in turn, so that no call finds its operands in a cache where the last one left them.
+    """
+
+    def __init__(self, dtype: str, n: int, batch: int, target_bytes: int, seed: int = 0):
+        self.dtype, self.n, self.batch = dtype, n, batch
+        sets = target_bytes // max(1, matrix_bytes(dtype, n, n, batch))
+        self._keys = jax.random.split(jax.random.key(seed), min(max(1, sets), MAX_SETS))
+        self._made: dict[tuple[str, int], list[jax.Array]] = {}
+
+    def sets(self, roles: tuple[str, ...], nrhs: int) -> list[tuple[jax.Array, ...]]:
+        """The operands named by `roles`: a list of sets, each a tuple in that order."""
+        return list(zip(*(self._operand(role, nrhs) for role in roles), strict=True))
+
+    def _operand(self, role: str, nrhs: int) -> list[jax.Array]:
+        """One operand, for every set."""
+        nrhs = nrhs if role == "rhs" else 0
+        name = (role, nrhs)
+        if name not in self._made:
+            if role in DERIVED:
+                source, derive = DERIVED[role]
+                arrays = [derive(array) for array in self._operand(source, nrhs)]
+            else:
+                make = MAKERS[role]
+                arrays = [make(key, self.dtype, self.n, nrhs, self.batch) for key in self._keys]
+            self._made[name] = jax.block_until_ready(arrays)
+        return self._made[name]

@@ -1,0 +1,123 @@
+"""The table of operations. To benchmark another one, add a row to OPERATIONS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+import jax_batched as jb
+from benchmarks.implementations import torch
+
+MAX_RATIO = 30.0  # LAPACK's own threshold for its test ratios
+
+Array = Any  # NumPy's: their arithmetic has no narrower type
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation: its operands, its bytes, its test, and how each implementation calls it."""
+
+    operands: tuple[str, ...]  # names in inputs.MAKERS or inputs.DERIVED
+    floor: Callable[[int, int], float]  # (n, nrhs) -> elements moved per system
+    ratio: Callable[..., Array]  # (eps, *operands, output) -> LAPACK's ratio per system
+    calls: Mapping[str, Callable[..., Any]]  # implementation -> function of the operands
+
+    def nrhs(self, wanted: int) -> int:
+        """The number of right-hand sides, 0 where the operation has none."""
+        return wanted if "rhs" in self.operands else 0
+
+
+# The floors are those of the results file's definition. For one right-hand side, or as many as
+# n where a figure is given for it, the definition counts the matrices that are read. For every
+# other nrhs it gives none: the matrix, and each right-hand side beyond the first read and written.
+def _other_rhs(n: int, nrhs: int) -> int:
+    return 2 * n * (nrhs - 1)
+
+
+def _factor_floor(n: int, nrhs: int) -> float:
+    return 2 * n * n
+
+
+def _solve_floor(n: int, nrhs: int) -> float:
+    return 2 * n * n if nrhs == n > 1 else n * n + _other_rhs(n, nrhs)
+
+
+def _triangular_floor(n: int, nrhs: int) -> float:
+    return n * n / 2 + _other_rhs(n, nrhs)
+
+
+def _norm(x: Array) -> Array:
+    return np.linalg.norm(x, ord=1, axis=(-2, -1))
+
+
+def _gram(factor: Array) -> Array:
+    return np.matmul(factor, factor.mT.conj())
+
+
+def _factor_ratio(eps: float, a: Array, factor: Array) -> Array:
+    return _norm(a - _gram(factor)) / (a.shape[-1] * eps * _norm(a))
+
+
+def _solve_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:
+    return _norm(b - a @ x) / (a.shape[-1] * eps * _norm(a) * _norm(x))
+
+
+def _cho_solve_ratio(eps: float, factor: Array, b: Array, x: Array) -> Array:
+    return _solve_ratio(eps, _gram(factor), b, x)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "cholesky": Operation(
+        operands=("spd",),
+        floor=_factor_floor,
+        ratio=_factor_ratio,
+        calls={
+            "jax_batched": lambda a: jb.cholesky(a, symmetrize_input=False),
+            "jax": lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False),
+            "torch": lambda a: torch().linalg.cholesky_ex(a).L,
+        },
+    ),
+    "cholesky_symmetrize": Operation(
+        operands=("spd",),
+        floor=_factor_floor,
+        ratio=_factor_ratio,
+        calls={
+            "jax_batched": lambda a: jb.cholesky(a),
+            "jax": lambda a: jax.lax.linalg.cholesky(a),
+        },
+    ),
+    "cho_solve": Operation(
+        operands=("factor", "rhs"),
+        floor=_solve_floor,
+        ratio=_cho_solve_ratio,
+        calls={
+            "jax_batched": lambda c, b: jb.cho_solve((c, True), b),
+            "jax": lambda c, b: jax.scipy.linalg.cho_solve((c, True), b),
+            "torch": lambda c, b: torch().cholesky_solve(b, c),
+        },
+    ),
+    "triangular_solve": Operation(
+        operands=("factor", "rhs"),
+        floor=_triangular_floor,
+        ratio=_solve_ratio,
+        calls={
+            "jax_batched": lambda c, b: jb.triangular_solve(c, b, left_side=True, lower=True),
+            "jax": lambda c, b: jax.lax.linalg.triangular_solve(c, b, left_side=True, lower=True),
+            "torch": lambda c, b: torch().linalg.solve_triangular(c, b, upper=False),
+        },
+    ),
+    "solve_pos": Operation(
+        operands=("spd", "rhs"),
+        floor=_solve_floor,
+        ratio=_solve_ratio,
+        calls={
+            "jax_batched": lambda a, b: jb.solve(a, b, assume_a="pos", lower=True),
+            "jax": lambda a, b: jax.scipy.linalg.solve(a, b, assume_a="pos", lower=True),
+            "torch": lambda a, b: torch().cholesky_solve(b, torch().linalg.cholesky_ex(a).L),
+        },
+    ),
+}

@@ -1,0 +1,169 @@
+"""Make the pictures of a results file: `python -m benchmarks.plot benchmarks/results/X.jsonl`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from benchmarks.results import Row, load, select
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+# The colours of Okabe and Ito, which colour-blind readers tell apart; the markers help too.
+STYLES = {"jax_batched": ("#0072B2", "o"), "jax": ("#D55E00", "s"), "torch": ("#009E73", "^")}
+OTHER_STYLES = (("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"))
+LABELS = {"jax": "stock JAX", "torch": "PyTorch"}
+TITLES = {
+    "cholesky": "Cholesky factorization",
+    "cholesky_symmetrize": "Cholesky factorization, input symmetrized",
+    "cho_solve": "Solve from a Cholesky factor",
+    "triangular_solve": "Triangular solve",
+    "solve_pos": "Solve, positive definite",
+}
+
+
+def styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker for each implementation, in the order of the legend."""
+    names = {row["impl"] for row in rows}
+    known = [name for name in STYLES if name in names]
+    others = sorted(names - set(known))
+    chosen = {name: STYLES[name] for name in known}
+    for position, name in enumerate(others):
+        chosen[name] = OTHER_STYLES[position % len(OTHER_STYLES)]
+    return chosen
+
+
+def draw_panel(axes: Axes, rows: Sequence[Row], look: dict[str, tuple[str, str]]) -> None:
+    """The lines of one dtype."""
+    axes.axhline(1.0, color="0.35", linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
+    sizes = sorted({row["n"] for row in rows})
+    for name, (colour, marker) in look.items():
+        line = sorted((row["n"], row["x_floor"]) for row in rows if row["impl"] == name)
+        ours = name.startswith("jax_batched")
+        axes.plot(
+            [n for n, _ in line],
+            [x for _, x in line],
+            color=colour,
+            marker=marker,
+            markersize=5.5 if len(sizes) <= 12 else 3.0,
+            linewidth=2.2 if ours else 1.6,
+            zorder=4 if ours else 3,
+            label=LABELS.get(name, name),
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    powers = [n for n in sizes if n & (n - 1) == 0]
+    axes.xaxis.set_major_locator(FixedLocator(sizes if len(sizes) <= 10 else powers))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(True, which="major", color="0.9", linewidth=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("matrix size n")
+
+
+def caption(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> str:
+    """What was measured, where and when."""
+    last = max(rows, key=lambda row: row["date"])
+    parts = [last["device"], f"jax {last['jax']}", f"jax_batched {last['jax_batched']}"]
+    if any(row["nrhs"] for row in rows):
+        parts.append("1 right-hand side" if nrhs == 1 else f"{nrhs} right-hand sides")
+    if batch is not None:
+        parts.append(f"batch {batch:,}")
+    return ", ".join([*parts, last["date"]])
+
+
+def draw(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> Figure:
+    """The picture of one operation: a panel for each dtype."""
+    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
+    figure = Figure(figsize=(1.0 + 4.2 * max(2, len(dtypes)), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
+    look = styles(rows)
+    for axes, dtype in zip(panels, dtypes, strict=True):
+        draw_panel(axes, [row for row in rows if row["dtype"] == dtype], look)
+        axes.set_title(dtype, fontsize=11)
+    low = min(0.6, 0.8 * min(row["x_floor"] for row in rows))
+    high = max(2.0, 1.3 * max(row["x_floor"] for row in rows))
+    panels[0].set_ylim(low, high)
+    panels[0].set_ylabel("time / time of a memory copy")
+    panels[0].annotate(
+        "speed of memory",
+        (1.0, 1.0),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, -3),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=9,
+        color="0.35",
+    )
+    op = rows[0]["op"]
+    figure.suptitle(f"{TITLES.get(op, op)}\n", fontsize=13, fontweight="bold", x=0.01, ha="left")
+    figure.text(0.01, 0.925, caption(rows, nrhs, batch), fontsize=9, color="0.35", va="top")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def write_pictures(
+    file: Path,
+    ops: Sequence[str] | None,
+    nrhs: int | str,
+    batch: int | None,
+    mebibytes: float | None,
+    folder: Path,
+) -> Iterator[Path]:
+    """One PNG for each operation of a results file that has rows of this kind."""
+    matplotlib.rcParams["font.size"] = 10
+    rows = select(load(file), nrhs, batch, mebibytes)
+    for op in sorted({row["op"] for row in rows} & set(ops or [row["op"] for row in rows])):
+        chosen = [row for row in rows if row["op"] == op]
+        suffix = f"_nrhs{nrhs}" if nrhs != 1 and any(row["nrhs"] for row in chosen) else ""
+        suffix += f"_batch{batch}" if batch is not None else ""
+        path = folder / f"{file.stem}_{op}{suffix}.png"
+        draw(chosen, nrhs, batch).savefig(path, dpi=150)
+        yield path
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """The options that say which rows of a file are meant."""
+    add = parser.add_argument
+    add("file", type=Path, help="a results file")
+    add("--op", nargs="+", help="operations (default: all)")
+    add(
+        "--nrhs",
+        type=lambda text: text if text == "n" else int(text),
+        default=1,
+        help='the number of right-hand sides, or "n" (default: 1)',
+    )
+    add("--batch", type=int, help="rows of this batch (default: rows that fill the memory wanted)")
+    add(
+        "--mebibytes",
+        type=float,
+        help="rows whose matrices are about this large (default: the file's usual size)",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the pictures beside the results file."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plot", description=__doc__)
+    add_selection(parser)
+    parser.add_argument("--output-dir", type=Path, help="default: the folder of the file")
+    options = parser.parse_args(arguments)
+    folder = options.output_dir or options.file.parent
+    for path in write_pictures(
+        options.file, options.op, options.nrhs, options.batch, options.mebibytes, folder
+    ):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

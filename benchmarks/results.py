@@ -1,0 +1,116 @@
+"""The results file: one JSON object per line, one file per device."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+import jax
+
+from benchmarks.inputs import matrix_bytes
+
+
+class Row(TypedDict):
+    """One measurement."""
+
+    op: str
+    impl: str
+    dtype: str
+    m: int
+    n: int
+    nrhs: int
+    batch: int
+    ms: float
+    floor_ms: float
+    x_floor: float
+    device: str
+    jax: str
+    jax_batched: str
+    date: str
+    note: NotRequired[str]
+
+
+Key = tuple[str, str, int, int, int, int, str]
+
+
+def key(row: Row) -> Key:
+    """What identifies a measurement, in the order of the file. A new one replaces the old."""
+    return (
+        row["op"],
+        row["dtype"],
+        row["m"],
+        row["n"],
+        row["nrhs"],
+        row["batch"],
+        row["impl"],
+    )
+
+
+def load(path: Path) -> list[Row]:
+    """The rows of a file; none where there is no file."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+
+
+def record(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows to a file; one that was measured again takes the place of the earlier one."""
+    merged = {key(row): row for row in [*load(path), *rows]}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text("".join(json.dumps(merged[k]) + "\n" for k in sorted(merged)))
+    os.replace(partial, path)
+
+
+def device_name() -> str:
+    """The GPU's name, or the processor's with the number of cores that may be used."""
+    device = jax.devices()[0]
+    if device.platform != "cpu":
+        return str(device.device_kind)
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count()
+    return f"{found.group(1).strip() if found else 'CPU'} ({cores} cores)"
+
+
+def file_stem(device: str) -> str:
+    """A device's name as that of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def select(
+    rows: Iterable[Row], nrhs: int | str, batch: int | None, mebibytes: float | None
+) -> list[Row]:
+    """One row per (op, impl, dtype, n): a series to be drawn or tabulated.
+
+    `nrhs` is a number or "n"; operations without right-hand sides are always taken. With `batch`,
+    the rows of that batch; else those whose matrices fill about so many mebibytes, by default as
+    many as most rows of the file.
+    """
+    rows = [r for r in rows if r["nrhs"] in (0, r["n"] if nrhs == "n" else nrhs)]
+    if batch is not None:
+        return [row for row in rows if row["batch"] == batch]
+    target = math.log2(mebibytes) if mebibytes else _usual_size(rows)
+    best: dict[tuple[str, str, str, int], Row] = {}
+    for row in sorted(rows, key=lambda row: -abs(_size(row) - target)):
+        if abs(_size(row) - target) < 1:
+            best[row["op"], row["impl"], row["dtype"], row["n"]] = row
+    return list(best.values())
+
+
+def _size(row: Row) -> float:
+    """The size of a row's matrices: log2 of mebibytes."""
+    return math.log2(matrix_bytes(row["dtype"], row["m"], row["n"], row["batch"]) / 2**20)
+
+
+def _usual_size(rows: Sequence[Row]) -> float:
+    """The most frequent size among the rows, as a power of two of mebibytes."""
+    sizes = [round(_size(row)) for row in rows]
+    return max(set(sizes), key=lambda size: (sizes.count(size), size), default=0)

@@ -1,0 +1,34 @@
+# The module `_cpu`. kernels.cc is compiled once per instruction set; the choice is made at load time.
+set(isa_baseline_flags "")
+set(isas baseline)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  list(APPEND isas avx2 avx512)
+  set(isa_avx2_flags -march=x86-64-v3)
+  set(isa_avx512_flags -march=x86-64-v4)
+endif()
+
+set(kernel_objects "")
+foreach(isa IN LISTS isas)
+  add_library(kernels_${isa} OBJECT ffi/cpu/kernels.cc)
+  jax_batched_target(kernels_${isa})
+  target_compile_definitions(kernels_${isa} PRIVATE JAX_BATCHED_ISA=${isa})
+  # -ffp-contract=off: only the FMAs that the source writes. No errno, no traps: sqrt and selects
+  # vectorise; results are unchanged.
+  target_compile_options(kernels_${isa} PRIVATE ${isa_${isa}_flags} -O3 -ffp-contract=off
+                                                -fno-math-errno -fno-trapping-math)
+  list(APPEND kernel_objects $<TARGET_OBJECTS:kernels_${isa}>)
+  list(APPEND cpu_targets kernels_${isa})
+endforeach()
+
+nanobind_add_module(_cpu STABLE_ABI NB_STATIC ffi/cpu/handlers.cc ffi/cpu/kernels_select.cc
+                    ${kernel_objects})
+jax_batched_target(_cpu)
+list(APPEND cpu_targets _cpu)
+if(JAX_BATCHED_SANITIZE)
+  foreach(target IN LISTS cpu_targets)
+    target_compile_options(${target} PRIVATE -fsanitize=${JAX_BATCHED_SANITIZE}
+                                             -fno-sanitize-recover=all -g)
+  endforeach()
+  target_link_options(_cpu PRIVATE -fsanitize=${JAX_BATCHED_SANITIZE})
+endif()
+install(TARGETS _cpu LIBRARY DESTINATION jax_batched)

@@ -1,0 +1,80 @@
+#include <cstdlib>
+#include <string_view>
+
+#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/reference.h"
+
+namespace jax_batched::cpu {
+
+namespace baseline {
+extern const Kernels table;
+}
+#if defined(__x86_64__)
+namespace avx2 {
+extern const Kernels table;
+}
+namespace avx512 {
+extern const Kernels table;
+}
+#endif
+
+namespace {
+
+struct Isa {
+  const char* name;
+  const Kernels* table;
+  bool runs_here;
+};
+
+const Isa& selected_isa() {
+  static const Isa selected = [] {
+    const Isa candidates[] = {
+#if defined(__x86_64__)
+        {"avx512", &avx512::table,
+         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")},
+        {"avx2", &avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
+        {"baseline", &baseline::table, true},
+    };
+    const char* wanted = std::getenv("JAX_BATCHED_ISA");
+    for (const Isa& isa : candidates) {
+      if (isa.runs_here && (wanted == nullptr || std::string_view(wanted) == isa.name)) return isa;
+    }
+    return Isa{"baseline", &baseline::table, true};
+  }();
+  return selected;
+}
+
+}  // namespace
+
+const Kernels& kernels() { return *selected_isa().table; }
+const char* isa_name() { return selected_isa().name; }
+
+const Kernels& reference_kernels() {
+  static const Kernels table = {
+      [](const CholeskyProblem& p, int64_t begin, int64_t end, void*) {
+        with_element_type(p.dtype, [&](auto t) {
+          for (int64_t m = begin; m < end; ++m) reference::cholesky<decltype(t)>(p, m);
+        });
+      },
+      [](const TriangularSolveProblem& p, int64_t begin, int64_t end, void*) {
+        with_element_type(p.dtype, [&](auto t) {
+          for (int64_t m = begin; m < end; ++m) reference::triangular_solve<decltype(t)>(p, m);
+        });
+      },
+      [](const ChoSolveProblem& p, int64_t begin, int64_t end, void*) {
+        with_element_type(p.dtype, [&](auto t) {
+          for (int64_t m = begin; m < end; ++m) reference::cho_solve<decltype(t)>(p, m);
+        });
+      },
+      [](const SolvePosProblem& p, int64_t begin, int64_t end, void*) {
+        with_element_type(p.dtype, [&](auto t) {
+          for (int64_t m = begin; m < end; ++m) reference::solve_pos<decltype(t)>(p, m);
+        });
+      },
+  };
+  return table;
+}
+
+}  // namespace jax_batched::cpu

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ffi/common/problem.h"
+
+namespace jax_batched::cuda {
+
+// Launches the kernel that the tier table names for this problem (batch, n and nrhs at least 1).
+// Returns what cudaGetLastError says; cudaErrorInvalidValue if problem.kernel names none.
+template <class T>
+cudaError_t cho_solve(cudaStream_t stream, const ChoSolveProblem& problem);
+
+}  // namespace jax_batched::cuda

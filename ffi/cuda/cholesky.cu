@@ -1,0 +1,75 @@
+#include "ffi/cuda/cholesky.h"
+
+#include "ffi/cuda/cholesky.cuh"
+#include "ffi/cuda/tiers.h"
+#include "ffi/cuda/tile/dispatch.cuh"
+#include "ffi/cuda/tile/launch.cuh"
+
+namespace jax_batched::cuda {
+namespace {
+
+// What the thread tier and the warp tier need to launch one of their kernels.
+template <class T>
+struct ThreadLauncher {
+  cudaStream_t stream;
+  const CholeskyArguments<T>& args;
+
+  template <int kN>
+  cudaError_t run() const {
+    return launch<cholesky_thread_kernel<T, kN>>(stream, args.batch, 32, 32,
+                                                 cholesky_thread_shared_bytes<T, kN>(), args);
+  }
+};
+
+template <class T, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<T>& args) {
+  return launch<cholesky_warp_kernel<T, kTiles, kGroup, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch, kWarps * kGroup, 32 * kWarps,
+      cholesky_warp_shared_bytes<T, kTiles, kGroup, kExact, kWarps>(), args);
+}
+
+template <class T>
+struct TierLauncher {
+  static constexpr const auto& kTable = kCholeskyTiers;
+  cudaStream_t stream;
+  const CholeskyArguments<T>& args;
+
+  template <size_t kRow>
+  cudaError_t tier() const {
+    constexpr Tier kTier = kTable[kRow];
+    constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
+    if constexpr (kTier.kernel == "thread") {
+      return with_size<kTier.max_n>(args.n, ThreadLauncher<T>{stream, args});
+    } else if constexpr (kTier.kernel == "warp") {
+      constexpr int kTiles = ceil_div(kTier.max_n, 8);
+      static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
+      return args.n == 8 * kTiles
+                 ? launch_warp<T, kTiles, kTier.group, true, kTier.warps, kMinBlocks>(stream, args)
+                 : launch_warp<T, kTiles, kTier.group, false, kTier.warps, kMinBlocks>(stream,
+                                                                                       args);
+    } else {
+      using Factor = BlockFactor<T, false>;
+      return launch<cholesky_block_kernel<T, kMinBlocks>>(
+          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+    }
+  }
+};
+
+}  // namespace
+
+template <class T>
+cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
+  const int64_t row = find_tier(kCholeskyTiers, kDTypeOf<T>, problem.n, problem.kernel);
+  const CholeskyArguments<T> args{static_cast<const T*>(problem.a),
+                                  static_cast<T*>(problem.l),
+                                  problem.info,
+                                  problem.batch,
+                                  static_cast<int>(problem.n),
+                                  problem.upper,
+                                  problem.symmetrize};
+  return with_tier<T>(row, TierLauncher<T>{stream, args});
+}
+
+template cudaError_t cholesky<JAX_BATCHED_SCALAR>(cudaStream_t, const CholeskyProblem&);
+
+}  // namespace jax_batched::cuda

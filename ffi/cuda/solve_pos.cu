@@ -1,0 +1,79 @@
+#include "ffi/cuda/solve_pos.h"
+
+#include "ffi/cuda/solve_pos.cuh"
+#include "ffi/cuda/tiers.h"
+#include "ffi/cuda/tile/dispatch.cuh"
+#include "ffi/cuda/tile/launch.cuh"
+
+namespace jax_batched::cuda {
+namespace {
+
+template <class T>
+struct ThreadLauncher {
+  cudaStream_t stream;
+  const SolvePosArguments<T>& args;
+
+  template <int kN>
+  cudaError_t run() const {
+    return launch<solve_pos_thread_kernel<T, kN>>(stream, args.batch, 32, 32,
+                                                  solve_pos_thread_shared_bytes<T, kN>(), args);
+  }
+};
+
+template <class T, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_warp(cudaStream_t stream, const SolvePosArguments<T>& args) {
+  return launch<solve_pos_warp_kernel<T, kTiles, kGroup, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch, kWarps * kGroup, 32 * kWarps,
+      solve_pos_warp_shared_bytes<T, kTiles, kGroup, kWarps>(), args);
+}
+
+template <class T>
+struct TierLauncher {
+  static constexpr const auto& kTable = kSolvePosTiers;
+  cudaStream_t stream;
+  const SolvePosArguments<T>& args;
+
+  template <size_t kRow>
+  cudaError_t tier() const {
+    constexpr Tier kTier = kTable[kRow];
+    constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
+    if constexpr (kTier.kernel == "thread") {
+      return with_size<kTier.max_n>(args.n, ThreadLauncher<T>{stream, args});
+    } else if constexpr (kTier.kernel == "warp") {
+      constexpr int kTiles = ceil_div(kTier.max_n, 8);
+      static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
+      return args.n == 8 * kTiles
+                 ? launch_warp<T, kTiles, kTier.group, true, kTier.warps, kMinBlocks>(stream, args)
+                 : launch_warp<T, kTiles, kTier.group, false, kTier.warps, kMinBlocks>(stream,
+                                                                                       args);
+    } else {
+      using Factor = BlockFactor<T, true>;
+      static_assert(Factor::shared_bytes(kTier.max_n) <= 99 * 1024,
+                    "must fit into the shared memory of a block on sm_86 and sm_89");
+      return launch<solve_pos_block_kernel<T, kTier.max_n, kMinBlocks>>(
+          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+    }
+  }
+};
+
+}  // namespace
+
+template <class T>
+cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
+  const int64_t row = find_tier(kSolvePosTiers, kDTypeOf<T>, problem.n, problem.kernel);
+  const SolvePosArguments<T> args{static_cast<const T*>(problem.a),
+                                  static_cast<const T*>(problem.b),
+                                  static_cast<T*>(problem.x),
+                                  problem.info,
+                                  problem.batch,
+                                  problem.nrhs,
+                                  static_cast<int>(problem.n),
+                                  !problem.lower,
+                                  problem.a_map,
+                                  problem.b_map};
+  return with_tier<T>(row, TierLauncher<T>{stream, args});
+}
+
+template cudaError_t solve_pos<JAX_BATCHED_SCALAR>(cudaStream_t, const SolvePosProblem&);
+
+}  // namespace jax_batched::cuda

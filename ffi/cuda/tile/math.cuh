@@ -1,0 +1,130 @@
+// Scalar device arithmetic of the Cholesky family: the root of a pivot, shuffles, 16-byte vectors.
+#pragma once
+
+#include <limits>
+
+#include "ffi/common/scalar.h"
+
+namespace jax_batched::cuda {
+
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+
+template <class R>
+inline constexpr R kInfinity = std::numeric_limits<R>::infinity();
+template <class R>
+inline constexpr R kNaN = std::numeric_limits<R>::quiet_NaN();
+
+// sqrt(d) and 1 / sqrt(d) of a pivot.
+template <class R>
+struct PivotRoot {
+  R root;
+  R inverse;
+};
+
+// Estimates of 1 / sqrt(d), good to about 22 bits, for normal d.
+__device__ __forceinline__ float rsqrt_estimate(float d) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
+  return y;
+}
+__device__ __forceinline__ double rsqrt_estimate(double d) {
+  double y;
+  asm("rsqrt.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(d));
+  return y;
+}
+
+// The correctly rounded root r = sqrt(d), and inverse = 1 / r, also correctly rounded. Both are NaN
+// if not d > 0, so a pivot has failed if and only if its root is NaN.
+//
+// Straight-line code, on purpose: CUDA's __fsqrt_rn and __frcp_rn branch to slow paths, and these
+// branches sit in the longest dependent chain of a factorization. Tiny pivots (subnormal ones above
+// all) are scaled by an even power of two, exactly, so that no intermediate underflows:
+//   y ~ 1/sqrt(d);  r0 = d y;  r = r0 + (d - r0^2) y/2;  1/r = y + y (1 - r y)  (Markstein).
+__device__ __forceinline__ PivotRoot<float> pivot_root(float d) {
+  const bool tiny = d < 0x1p-60f;
+  const float v = tiny ? d * 0x1p64f : d;
+  const float y = rsqrt_estimate(v);
+  const float r0 = v * y;
+  const float residual = fmaf(-r0, r0, v);
+  const float y1 = fmaf(0.5f * y, fmaf(-r0, y, 1.0f), y);
+  const float r = fmaf(residual, 0.5f * y, r0);
+  const float inverse = fmaf(y1, fmaf(-r, y1, 1.0f), y1);
+  const bool infinite = d == kInfinity<float>;
+  return {infinite ? d : r * (tiny ? 0x1p-32f : 1.0f),
+          infinite ? 0.0f : inverse * (tiny ? 0x1p32f : 1.0f)};
+}
+__device__ __forceinline__ PivotRoot<double> pivot_root(double d) {
+  const bool tiny = d < 0x1p-500;
+  const double v = tiny ? d * 0x1p600 : d;
+  const double y0 = rsqrt_estimate(v);
+  const double e = fma(-(v * y0), y0, 1.0);
+  const double y = fma(y0 * e, fma(0.375, e, 0.5), y0);
+  const double r0 = v * y;
+  const double r = fma(fma(-r0, r0, v), 0.5 * y, r0);
+  const double inverse = fma(y, fma(-r, y, 1.0), y);
+  const bool infinite = d == kInfinity<double>;
+  return {infinite ? d : r * (tiny ? 0x1p-300 : 1.0),
+          infinite ? 0.0 : inverse * (tiny ? 0x1p300 : 1.0)};
+}
+
+// NaN in every part: the entries of a failed result.
+template <class T>
+__device__ __forceinline__ T failed_value() {
+  if constexpr (kIsComplex<T>) {
+    return T(kNaN<Real<T>>, kNaN<Real<T>>);
+  } else {
+    return kNaN<T>;
+  }
+}
+
+template <class R>
+__device__ __forceinline__ bool is_nan(R a) {
+  return !(a == a);
+}
+
+// The value of `a` in lane `source` of each segment of `width` lanes.
+template <class R>
+__device__ __forceinline__ R shuffle(R a, int source, int width = 32) {
+  return __shfl_sync(kFullWarp, a, source, width);
+}
+template <class R>
+__device__ __forceinline__ Complex<R> shuffle(Complex<R> a, int source, int width = 32) {
+  return {__shfl_sync(kFullWarp, a.re, source, width), __shfl_sync(kFullWarp, a.im, source, width)};
+}
+template <class R>
+__device__ __forceinline__ R shuffle_xor(R a, int mask) {
+  return __shfl_xor_sync(kFullWarp, a, mask);
+}
+template <class R>
+__device__ __forceinline__ Complex<R> shuffle_xor(Complex<R> a, int mask) {
+  return {__shfl_xor_sync(kFullWarp, a.re, mask), __shfl_xor_sync(kFullWarp, a.im, mask)};
+}
+
+// c + a * b and c + conj(a) * b.
+template <class T>
+__device__ __forceinline__ T add_mul(T c, T a, T b) {
+  return sub_mul(c, -a, b);
+}
+template <class T>
+__device__ __forceinline__ T add_conj_mul(T c, T a, T b) {
+  return sub_mul_conj(c, -b, a);
+}
+
+// 16 bytes of elements: the widest load and store.
+template <class T>
+inline constexpr int kVector = 16 / sizeof(T);
+template <class T>
+struct alignas(16) Vector {
+  T v[kVector<T>];
+};
+// Two neighbouring elements: what a lane holds of an 8x8 tile.
+template <class T>
+struct alignas(sizeof(T) < 16 ? 2 * sizeof(T) : 16) Pair {
+  T a, b;
+};
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+__host__ __device__ constexpr int make_odd(int a) { return a | 1; }
+
+}  // namespace jax_batched::cuda

@@ -1,0 +1,253 @@
+// The 8-wide panel step of a Cholesky factorization by one warp, for kGroup matrices at once.
+//
+// The panel (columns 8p..8p+7, rows from 8p on) goes from the fragments to shared memory (`rows`),
+// is factored with one lane per row, and comes back (`columns`) in the order in which the update of
+// the trailing tiles reads it: columns[k][g][i] is entry (8i + g, 8p + k), so one 16-byte load
+// brings the operands of 4 float tiles. The update is plain FMA: it is limited by shared memory
+// traffic, not by arithmetic, and beats float32 tensor-core emulation.
+#pragma once
+
+#include "ffi/cuda/tile/fragment.cuh"
+#include "ffi/cuda/tile/math.cuh"
+
+namespace jax_batched::cuda {
+
+template <class T, int kTiles, int kGroup>
+struct Panel {
+  static constexpr int kLanes = 32 / kGroup;                      // lanes per matrix, one per row
+  static constexpr int kSlots = ceil_div(8 * kTiles, kLanes);     // rows per lane
+  static constexpr int kRow = 8 + kVector<T>;                     // stride of `rows`
+  static constexpr int kTile = kVector<T> * make_odd(ceil_div(kTiles, kVector<T>));
+  static constexpr int kRowsElements = 8 * kTiles * kRow;
+  static constexpr int kColumnsElements = 64 * kTile;
+  static constexpr int kElements = kRowsElements + kColumnsElements;  // per matrix
+
+  static __device__ __forceinline__ T* columns(T* panel) { return panel + kRowsElements; }
+
+  // Slot s of lane r holds row 8p + r + s * kLanes; true if that slot holds rows of the panel.
+  static __device__ __forceinline__ bool in_use(int p, int s) {
+    return 8 * (kTiles - p) > s * kLanes;
+  }
+  static __device__ __forceinline__ int row(int p, int s, int r) {
+    return min(8 * p + r + s * kLanes, 8 * kTiles - 1);
+  }
+
+  // Fragments of block column p -> rows.
+  static __device__ __forceinline__ void publish(T* panel, const Fragment<T, kTiles>& m, int p,
+                                                 int lane) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      if (i < p) continue;
+      *reinterpret_cast<Pair<T>*>(panel + (8 * i + lane / 4) * kRow + 2 * (lane % 4)) = {
+          m[i][p][0], m[i][p][1]};
+    }
+  }
+
+  static __device__ __forceinline__ void load_rows(T (&x)[kSlots][8], const T* panel, int p,
+                                                   int r) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      if (!in_use(p, s)) continue;
+#pragma unroll
+      for (int k = 0; k < 8; k += kVector<T>) {
+        const auto v = *reinterpret_cast<const Vector<T>*>(panel + row(p, s, r) * kRow + k);
+#pragma unroll
+        for (int z = 0; z < kVector<T>; ++z) x[s][k + z] = v.v[z];
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void store_columns(T* panel, const T (&x)[kSlots][8], int p,
+                                                       int r) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      if (!in_use(p, s)) continue;
+      const int i = 8 * p + r + s * kLanes;
+      if (i >= 8 * kTiles) continue;
+      T* to = columns(panel) + i % 8 * kTile + i / 8;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) to[k * 8 * kTile] = x[s][k];
+    }
+  }
+
+  // columns -> fragments of block column p, tiles first .. kTiles - 1.
+  static __device__ __forceinline__ void read_back(Fragment<T, kTiles>& m, const T* panel, int p,
+                                                   int first, int lane) {
+    const T* from = columns(const_cast<T*>(panel)) + 2 * (lane % 4) * 8 * kTile + lane / 4 * kTile;
+#pragma unroll
+    for (int i = 0; i < kTiles; i += kVector<T>) {
+      if (i + kVector<T> <= first) continue;
+      const auto v0 = *reinterpret_cast<const Vector<T>*>(from + i);
+      const auto v1 = *reinterpret_cast<const Vector<T>*>(from + 8 * kTile + i);
+#pragma unroll
+      for (int z = 0; z < kVector<T>; ++z) {
+        if (i + z >= kTiles || i + z < first) continue;
+        m[i + z][p][0] = v0.v[z];
+        m[i + z][p][1] = v1.v[z];
+      }
+    }
+  }
+
+  // Factors the panel: for each column k, with d the pivot,
+  //   x_k *= 1 / sqrt(d);  x_j -= x_k conj(l_jk) for j > k,
+  // where l_jk (row 8p + j) comes from the lane of that row by shuffle. With kSolve the right-hand
+  // side b is one more column of the matrix, which gives y = L^-1 b: y_k = b_k / l_kk,
+  // b_i -= l_ik y_k. `steps` is the number of columns of the matrix in this panel. Returns the root
+  // of this lane's own pivot (lanes 0..7 of a matrix), 1 elsewhere; inverse gets its reciprocal.
+  template <bool kSolve>
+  static __device__ __forceinline__ Real<T> factor(T (&x)[kSlots][8], T (&b)[kSlots], int p,
+                                                   int steps, int r, Real<T>& inverse) {
+    Real<T> own_root = 1;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (k >= steps) continue;
+      const Real<T> d = shuffle(real(x[0][k]), k, kLanes);
+      T y;
+      if constexpr (kSolve) y = shuffle(b[0], k, kLanes);
+      T column[8];
+#pragma unroll
+      for (int j = k + 1; j < 8; ++j) column[j] = shuffle(x[0][k], j, kLanes);
+      const PivotRoot<Real<T>> pivot = pivot_root(d);
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        if (in_use(p, s)) x[s][k] = scale(x[s][k], pivot.inverse);
+      }
+#pragma unroll
+      for (int j = k + 1; j < 8; ++j) {
+        column[j] = scale(column[j], pivot.inverse);
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+          if (in_use(p, s)) x[s][j] = sub_mul_conj(x[s][j], x[s][k], column[j]);
+        }
+      }
+      if constexpr (kSolve) {
+        y = scale(y, pivot.inverse);
+        if (r == k) b[0] = y;
+        if (r > k) b[0] = sub_mul(b[0], x[0][k], y);
+#pragma unroll
+        for (int s = 1; s < kSlots; ++s) {
+          if (in_use(p, s)) b[s] = sub_mul(b[s], x[s][k], y);
+        }
+      }
+      if (r == k) {
+        x[0][k] = T(pivot.root);
+        own_root = pivot.root;
+        inverse = pivot.inverse;
+      }
+      if (r < k) x[0][k] = T(0);
+    }
+    return own_root;
+  }
+
+  // The same, with the 8x8 diagonal block read and factored by every lane for itself: more FMAs,
+  // no shuffles. Faster where two matrices share the phase; takes 36 more registers.
+  template <bool kSolve>
+  static __device__ __forceinline__ Real<T> factor_redundant(T (&x)[kSlots][8], T (&b)[kSlots],
+                                                             const T* panel, const T* rhs, int p,
+                                                             int steps, int r, Real<T>& inverse) {
+    T block[8][8], y[8];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int k = 0; k <= j; k += kVector<T>) {
+        const auto v = *reinterpret_cast<const Vector<T>*>(panel + (8 * p + j) * kRow + k);
+#pragma unroll
+        for (int z = 0; z < kVector<T>; ++z) {
+          if (k + z <= j) block[j][k + z] = v.v[z];
+        }
+      }
+      if constexpr (kSolve) y[j] = rhs[8 * p + j];
+    }
+    Real<T> own_root = 1;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      if (k >= steps) continue;
+      const PivotRoot<Real<T>> pivot = pivot_root(real(block[k][k]));
+#pragma unroll
+      for (int j = k + 1; j < 8; ++j) block[j][k] = scale(block[j][k], pivot.inverse);
+#pragma unroll
+      for (int j = k + 1; j < 8; ++j) {
+#pragma unroll
+        for (int i = j; i < 8; ++i) {
+          block[i][j] = sub_mul_conj(block[i][j], block[i][k], block[j][k]);
+        }
+      }
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        if (!in_use(p, s)) continue;
+        x[s][k] = scale(x[s][k], pivot.inverse);
+#pragma unroll
+        for (int j = k + 1; j < 8; ++j) x[s][j] = sub_mul_conj(x[s][j], x[s][k], block[j][k]);
+      }
+      if constexpr (kSolve) {
+        y[k] = scale(y[k], pivot.inverse);
+#pragma unroll
+        for (int j = k + 1; j < 8; ++j) y[j] = sub_mul(y[j], block[j][k], y[k]);
+        if (r == k) b[0] = y[k];
+        if (r > k) b[0] = sub_mul(b[0], x[0][k], y[k]);
+#pragma unroll
+        for (int s = 1; s < kSlots; ++s) {
+          if (in_use(p, s)) b[s] = sub_mul(b[s], x[s][k], y[k]);
+        }
+      }
+      if (r == k) {
+        x[0][k] = T(pivot.root);
+        own_root = pivot.root;
+        inverse = pivot.inverse;
+      }
+      if (r < k) x[0][k] = T(0);
+    }
+    return own_root;
+  }
+
+  // Trailing update, tiles (i, j) with i >= j > p: m_ij -= l_ip conj(l_jp)^T, 8 rank-1 steps. The
+  // loop over k stays rolled (kUnroll 1 or 2): straight-line code would overflow the instruction
+  // cache.
+  template <int kUnroll>
+  static __device__ __forceinline__ void update(Fragment<T, kTiles>& m, const T* panel, int p,
+                                                int lane) {
+    if (p + 1 >= kTiles) return;
+    const T* own = columns(const_cast<T*>(panel)) + lane / 4 * kTile;
+    const T* across = columns(const_cast<T*>(panel)) + 2 * (lane % 4) * kTile;
+#pragma unroll kUnroll
+    for (int k = 0; k < 8; ++k) {
+      T a[kTiles];
+#pragma unroll
+      for (int i = 0; i < kTiles; i += kVector<T>) {
+        if (i + kVector<T> - 1 <= p) continue;
+        const auto v = *reinterpret_cast<const Vector<T>*>(own + k * 8 * kTile + i);
+#pragma unroll
+        for (int z = 0; z < kVector<T>; ++z) {
+          if (i + z < kTiles) a[i + z] = v.v[z];
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kTiles; j += kVector<T>) {
+        if (j + kVector<T> - 1 <= p) continue;
+        const auto v0 = *reinterpret_cast<const Vector<T>*>(across + k * 8 * kTile + j);
+        const auto v1 = *reinterpret_cast<const Vector<T>*>(across + (k * 8 + 1) * kTile + j);
+#pragma unroll
+        for (int z = 0; z < kVector<T>; ++z) {
+          if (j + z <= p || j + z >= kTiles) continue;
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) {
+            if (i < j + z) continue;
+            m[i][j + z][0] = sub_mul_conj(m[i][j + z][0], a[i], v0.v[z]);
+            m[i][j + z][1] = sub_mul_conj(m[i][j + z][1], a[i], v1.v[z]);
+          }
+        }
+      }
+    }
+  }
+};
+
+// 1-based column of the first failed pivot of a panel: a root that is NaN in lanes 0..7 of this
+// lane's matrix. Keeps an earlier failure.
+template <int kLanes, class R>
+__device__ __forceinline__ int first_failure(int info, R root, int p, int lane) {
+  const unsigned failed = __ballot_sync(kFullWarp, is_nan(root));
+  const unsigned mine = failed >> (lane / kLanes * kLanes) & 0xffu;
+  return info == 0 && mine != 0 ? 8 * p + __ffs(mine) : info;
+}
+
+}  // namespace jax_batched::cuda

@@ -1,0 +1,73 @@
+// Triangular substitution: what its four kernels share.
+//
+// Every problem is M Y = C with M lower triangular (problem.h), one sweep
+//   y_i = (c_i - sum_{j < i} M(i, j) y_j) / M(i, i),   i = 0, 1, ..., n - 1,
+// and a solve with a Cholesky factor is two: M, then M^H, which is a sweep from the last row up.
+//
+// All kernels do these operations one by one in this order, j ascending, each an FMA on the running
+// right-hand side. So the bits of a column do not depend on the kernel, nor on the other columns,
+// and the choice of a kernel is a matter of speed alone:
+//   thread   a thread per column, 32 matrices of exact size staged in shared memory   n <= 8
+//   warp     a warp, or half of one, per matrix; the triangle in shared memory        few columns
+//   block    a block per matrix; the triangle streamed through shared memory          few columns
+//   columns  a thread per column; blocks of the triangle shared by 32 or more columns many columns
+//
+// A conjugated M is never formed: conj(M) y = c if and only if M conj(y) = conj(c), with the same
+// roundings, so right-hand sides are conjugated as they are loaded and stored.
+#pragma once
+
+#include <cstdint>
+
+#include "ffi/common/problem.h"
+#include "ffi/cuda/tile/math.cuh"
+
+namespace jax_batched::cuda {
+
+template <class T>
+struct Substitution {
+  const T* a;
+  const T* b;
+  T* x;
+  int64_t batch;
+  int64_t nrhs;
+  int n;
+  bool unit_diagonal;
+  BatchMap a_map;
+  BatchMap b_map;
+  LowerSystem first;
+  LowerSystem second;  // of two sweeps: first's conjugate transpose
+
+  __device__ __forceinline__ const T* a_of(int64_t entry) const {
+    return a + a_map(entry) * n * n;
+  }
+  __device__ __forceinline__ const T* b_of(int64_t entry) const {
+    return b + b_map(entry) * n * nrhs;
+  }
+  __device__ __forceinline__ T* x_of(int64_t entry) const { return x + entry * n * nrhs; }
+};
+
+// True if neighbouring columns of a row of M are neighbours in memory, else neighbouring rows are.
+__device__ __forceinline__ bool rows_contiguous(const LowerSystem& system) {
+  return system.a_col == 1 || system.a_col == -1;
+}
+
+// M(i, j) as an offset from a_start.
+__device__ __forceinline__ int a_offset(const LowerSystem& system, int i, int j) {
+  return i * static_cast<int>(system.a_row) + j * static_cast<int>(system.a_col);
+}
+
+// Y(i, r), or C(i, r), as an offset from the matrix.
+__device__ __forceinline__ int64_t x_offset(const LowerSystem& system, int64_t i, int64_t r) {
+  return system.x_start + i * system.x_row + r * system.x_col;
+}
+
+template <class T>
+__device__ __forceinline__ T conj_if(bool conjugate, T a) {
+  if constexpr (kIsComplex<T>) {
+    return conjugate ? conj(a) : a;
+  } else {
+    return a;
+  }
+}
+
+}  // namespace jax_batched::cuda

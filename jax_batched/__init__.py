@@ -1,0 +1,27 @@
+"""Batched small dense linear algebra for JAX at the speed of memory."""
+
+from importlib.metadata import version as _version
+
+from jax_batched import _ffi
+
+_ffi.register_targets()
+
+from jax_batched._info import BackendInfo, backend_info  # noqa: E402
+from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
+from jax_batched.cholesky import cholesky  # noqa: E402
+from jax_batched.solve import solve  # noqa: E402
+from jax_batched.triangular_solve import solve_triangular, triangular_solve  # noqa: E402
+
+__version__ = _version("jax_batched")
+
+__all__ = [
+    "BackendInfo",
+    "__version__",
+    "backend_info",
+    "cho_factor",
+    "cho_solve",
+    "cholesky",
+    "solve",
+    "solve_triangular",
+    "triangular_solve",
+]

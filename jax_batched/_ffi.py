@@ -1,0 +1,123 @@
+"""The native modules as JAX sees them: targets, attributes and the sizes that kernels serve.
+
+A target name and its attributes are stored in exported programs: they are only ever added to.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+Platform = Literal["cpu", "cuda"]
+
+# The platform as `jax.ffi` spells it, and the native module that holds its handlers.
+_FFI_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
+_MODULE = {"cpu": "jax_batched._cpu", "cuda": "jax_batched._cuda"}
+
+# Largest n that a kernel serves, per operation; beyond it the operation is plain `lax`. These are
+# properties of the kernels of this version on every GPU, not of the machine at hand, so that a
+# program can be lowered for CUDA where there is no GPU.
+_MAX_N: dict[str, dict[str, int]] = {
+    "cholesky": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+    "triangular_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+    "cho_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+    "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+}
+
+# solve_pos keeps the factor of a whole matrix in a multiprocessor's memory; beyond this it is the
+# two operations cholesky and cho_solve.
+_CUDA_FUSED_MAX_N = {"float32": 128, "float64": 96, "complex64": 96, "complex128": 64}
+
+
+def target_name(operation: str) -> str:
+    """Name of the FFI target of an operation, the same on every platform."""
+    return f"jax_batched.{operation}.v1"
+
+
+def max_n(operation: str, dtype: Any) -> int:
+    """Largest matrix size that the operation's kernels serve; beyond it the operation is `lax`."""
+    return _MAX_N[operation][np.dtype(dtype).name]
+
+
+def max_fused_n(platform: Platform, dtype: Any) -> int:
+    """Largest n for which solve_pos is one kernel rather than factor and solve."""
+    if platform == "cpu":
+        return max_n("solve_pos", dtype)
+    return _CUDA_FUSED_MAX_N[np.dtype(dtype).name]
+
+
+def _load(platform: Platform) -> tuple[ModuleType | None, str]:
+    """The native module of a platform, or None and the reason why it is not there."""
+    name = _MODULE[platform]
+    try:
+        return importlib.import_module(name), "built in"
+    except ModuleNotFoundError as error:
+        if platform == "cpu":
+            raise ImportError(
+                f"{name} is missing: this is a source tree that was not built. Install it with "
+                "`pip install .`, or `pip install -e .` to run from the source tree"
+            ) from error
+        return None, f"this installation was built without {name}"
+    except ImportError as error:
+        return None, f"{name} does not load: {error}"
+
+
+_loaded = {platform: _load(platform) for platform in ("cpu", "cuda")}
+
+
+def native_module(platform: Platform) -> ModuleType | None:
+    """The module that holds a platform's kernels, if it was built."""
+    return _loaded[platform][0]
+
+
+def native_module_status(platform: Platform) -> str:
+    """Why a platform's kernels are there or not."""
+    return _loaded[platform][1]
+
+
+def has_kernels(platform: Platform) -> bool:
+    """Whether calls on this platform may be lowered to our kernels.
+
+    A program for CUDA may be lowered on a machine without the CUDA module (to be exported); it is
+    then lowered to `lax`, so that it runs anywhere.
+    """
+    return native_module(platform) is not None
+
+
+def register_targets() -> None:
+    """Registers every handler of the modules that were built."""
+    for platform in ("cpu", "cuda"):
+        module = native_module(platform)  # type: ignore[arg-type]
+        if module is None:
+            continue
+        for operation, capsule in module.handlers().items():
+            name = target_name(operation)
+            jax.ffi.register_ffi_target(name, capsule, platform=_FFI_PLATFORM[platform])
+            jax.ffi.register_ffi_target_as_batch_partitionable(name)
+
+
+_forced_kernel = ""
+
+
+@contextlib.contextmanager
+def force_kernel(name: str) -> Iterator[None]:
+    """Uses the named kernel instead of the one in the tier table, in what is traced inside.
+
+    For tests and the tuner. "reference" is the plain CPU kernel; "thread", "warp" and "block" are
+    CUDA's. A kernel that cannot serve a call fails it.
+    """
+    global _forced_kernel
+    before, _forced_kernel = _forced_kernel, name
+    try:
+        yield
+    finally:
+        _forced_kernel = before
+
+
+def forced_kernel() -> str:
+    """Name of the kernel to use, or "" for the tier table's."""
+    return _forced_kernel

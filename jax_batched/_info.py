@@ -1,0 +1,44 @@
+"""Which path each operation takes on this installation, and why."""
+
+from typing import NamedTuple
+
+from jax_batched import _ffi
+
+OPERATIONS = ("cholesky", "triangular_solve", "cho_solve", "solve_pos")
+
+
+class BackendInfo(NamedTuple):
+    """Path of one operation on one platform.
+
+    Attributes:
+      operation: name of the operation.
+      platform: "cpu", "cuda" or "other" (TPU, ROCm, ...).
+      path: "kernel" or "lax".
+      max_n: largest matrix the kernels serve; beyond it the path is "lax". 0 if there are none.
+      reason: why.
+    """
+
+    operation: str
+    platform: str
+    path: str
+    max_n: int
+    reason: str
+
+
+def backend_info() -> list[BackendInfo]:
+    """Which path each operation takes on each platform of this installation, and why."""
+    rows = []
+    for operation in OPERATIONS:
+        for platform in ("cpu", "cuda"):
+            status = _ffi.native_module_status(platform)
+            module = _ffi.native_module(platform)
+            if module is None:
+                rows.append(BackendInfo(operation, platform, "lax", 0, status))
+                continue
+            if platform == "cpu":
+                status = f"instruction set {module.isa()}"
+            limit = _ffi.max_n(operation, "float32")
+            rows.append(BackendInfo(operation, platform, "kernel", limit, status))
+        rows.append(BackendInfo(operation, "other", "lax", 0, "no kernels for this platform"))
+    rows.append(BackendInfo("solve(gen)", "all", "lax", 0, "JAX's own LU"))
+    return rows

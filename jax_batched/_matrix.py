@@ -1,0 +1,40 @@
+"""Small matrix helpers of the derivative rules and the `lax` paths."""
+
+import jax
+import jax.numpy as jnp
+
+Array = jax.Array
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """a @ b in the full precision of the dtype (no TF32)."""
+    return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+
+
+def adjoint(a: Array) -> Array:
+    """Conjugate transpose of the last two dimensions."""
+    return jnp.conj(jnp.swapaxes(a, -1, -2))
+
+
+def real_diagonal(a: Array) -> Array:
+    """a with the imaginary part of its diagonal set to zero."""
+    if not jnp.iscomplexobj(a):
+        return a
+    eye = jnp.eye(a.shape[-1], dtype=bool)
+    return jnp.where(eye, jnp.real(a).astype(a.dtype), a)
+
+
+def hermitian_from_triangle(a: Array, *, upper: bool) -> Array:
+    """The Hermitian matrix whose upper or lower triangle is a's; the other one is not read."""
+    if upper:
+        strict = jnp.triu(a, 1)
+    else:
+        strict = jnp.tril(a, -1)
+    diagonal = real_diagonal(jnp.where(jnp.eye(a.shape[-1], dtype=bool), a, jnp.zeros_like(a)))
+    return strict + adjoint(strict) + diagonal
+
+
+def triangle(a: Array, *, upper: bool, strict: bool = False) -> Array:
+    """Upper or lower triangle of a, without the diagonal if strict; zeros elsewhere."""
+    k = 1 if strict else 0
+    return jnp.triu(a, k) if upper else jnp.tril(a, -k)

@@ -1,0 +1,405 @@
+"""The one factory of JAX primitives.
+
+An operation is described by the ranks of its operands, written as in NumPy's generalised ufuncs:
+``"(n,n),(n,k)->(n,k),()"``. From that follow the shape rule, batching, sharding and varying axes:
+
+* All dimensions before the core ones are batch dimensions. Operands have equally many of them; each
+  is the result's size or 1. A size of 1 is broadcast inside the kernel, never copied.
+* A core dimension that only one operand has (``k`` above: right-hand sides) is made of independent
+  columns. A batch dimension that only that operand has is folded into it: one factor, more columns.
+
+This is the only file that touches JAX's extension points.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_batched import _ffi
+
+Array = jax.Array
+Params = dict[str, Any]
+CoreDims = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Core dimensions of operands and results."""
+
+    operands: tuple[CoreDims, ...]
+    results: tuple[CoreDims, ...]
+
+    @classmethod
+    @functools.cache
+    def parse(cls, text: str) -> "Signature":
+        """Reads ``"(n,n),(n,k)->(n,k),()"``."""
+
+        def side(part: str) -> tuple[CoreDims, ...]:
+            groups = part.strip()[1:-1].split("),(")
+            return tuple(tuple(d for d in group.split(",") if d) for group in groups)
+
+        operands, results = text.split("->")
+        return cls(side(operands), side(results))
+
+    @property
+    def columns(self) -> tuple[int, str] | None:
+        """The operand with a core dimension of its own, and that dimension's name."""
+        for i, dims in enumerate(self.operands):
+            others = {d for j, o in enumerate(self.operands) if j != i for d in o}
+            own = [d for d in dims if d not in others]
+            if own and len(self.operands) > 1:
+                return i, own[0]
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """What an operation is, besides its shapes.
+
+    Attributes:
+      signature: core dimensions as text, given the parameters.
+      lax: the operation in plain `lax`, for platforms and sizes without a kernel; operands have
+        equal batch dimensions.
+      jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; None stands for a zero tangent.
+      transpose: ``transpose(params, primals, cotangents) -> cotangent`` of the operand that is None
+        among the primals; a None cotangent is zero.
+      fused: whether one kernel serves (platform, n, dtype); else ``composed`` is lowered.
+      composed: the operation made of other operations of this library.
+      result_dtypes: dtype of each result; None is the operands'.
+    """
+
+    signature: Callable[[Params], str]
+    lax: Callable[..., Sequence[Array]]
+    jvp: Callable[[Params, tuple[Any, ...], tuple[Any, ...]], tuple[Sequence[Any], Sequence[Any]]]
+    transpose: Callable[[Params, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
+    fused: Callable[[_ffi.Platform, int, Any], bool] = lambda platform, n, dtype: True
+    composed: Callable[..., Sequence[Array]] | None = None
+    result_dtypes: tuple[Any, ...] = (None,)
+
+
+class Operation:
+    """A JAX primitive with all its rules. Calling it binds the primitive."""
+
+    def __init__(self, name: str, rules: Rules):
+        self.name = name
+        self.rules = rules
+        self.primitive = Primitive(f"jax_batched_{name}")
+        self.primitive.multiple_results = True
+        self.primitive.def_impl(functools.partial(xla.apply_primitive, self.primitive))
+        self.primitive.def_abstract_eval(self._abstract_eval)
+        batching.primitive_batchers[self.primitive] = self._batch
+        ad.primitive_jvps[self.primitive] = self._jvp
+        if rules.transpose is not None:
+            ad.primitive_transposes[self.primitive] = self._transpose
+        mlir.register_lowering(self.primitive, self._lower_to_lax)
+        for platform in ("cpu", "cuda"):
+            if _ffi.has_kernels(platform):
+                rule = functools.partial(self._lower_to_kernel, platform)
+                mlir.register_lowering(self.primitive, rule, platform=platform)
+
+    def signature(self, params: Params) -> Signature:
+        """Core dimensions of this operation under these parameters."""
+        return Signature.parse(self.rules.signature(params))
+
+    def __call__(self, *operands: Array, **params: Any) -> list[Array]:
+        """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do."""
+        signature = self.signature(params)
+        rank = max(
+            x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True)
+        )
+        aligned = [
+            jax.lax.expand_dims(x, range(rank + len(core) - x.ndim))
+            for x, core in zip(operands, signature.operands, strict=True)
+        ]
+        return self._bind(aligned, {**params, "kernel": _ffi.forced_kernel()})
+
+    def _bind(self, operands: Sequence[Array], params: Params) -> list[Array]:
+        """Binds operands of equal batch rank; folds the batch dimensions that are columns."""
+        signature = self.signature(params)
+        foldable = self._foldable_batch_dims(signature, operands)
+        if not foldable:
+            return list(self.primitive.bind(*_align_varying_axes(operands), **params))
+        assert signature.columns is not None
+        owner, column = signature.columns
+        sizes = [operands[owner].shape[d] for d in foldable]
+        folded = [
+            _fold(x, foldable, core.index(column) - len(core))
+            if column in core
+            else jax.lax.squeeze(x, foldable)
+            for x, core in zip(operands, signature.operands, strict=True)
+        ]
+        results = self.primitive.bind(*_align_varying_axes(folded), **params)
+        return [
+            _unfold(x, foldable, sizes, core.index(column) - len(core))
+            if column in core
+            else _insert_broadcast(x, foldable, sizes)
+            for x, core in zip(results, signature.results, strict=True)
+        ]
+
+    @staticmethod
+    def _foldable_batch_dims(signature: Signature, operands: Sequence[Array]) -> list[int]:
+        """Batch dimensions that only the operand with columns has, and that are not sharded."""
+        if signature.columns is None:
+            return []
+        owner, _ = signature.columns
+        batch_rank = operands[owner].ndim - len(signature.operands[owner])
+        spec = _partition_spec(operands[owner])
+        return [
+            d
+            for d in range(batch_rank)
+            if operands[owner].shape[d] != 1
+            and spec[d] is None
+            and all(x.shape[d] == 1 for i, x in enumerate(operands) if i != owner)
+        ]
+
+    def _batch(
+        self, operands: Sequence[Array], dims: Sequence[Any], **params: Any
+    ) -> tuple[list[Array], list[int]]:
+        aligned = [
+            jax.lax.expand_dims(x, [0]) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(operands, dims, strict=True)
+        ]
+        results = self._bind(aligned, params)
+        return results, [0] * len(results)
+
+    # Shapes.
+
+    def _abstract_eval(self, *avals: Any, **params: Any) -> list[Any]:
+        signature = self.signature(params)
+        sizes: dict[str, Any] = {}
+        batches = []
+        for aval, core in zip(avals, signature.operands, strict=True):
+            split = aval.ndim - len(core)
+            batches.append(aval.shape[:split])
+            for dim, size in zip(core, aval.shape[split:], strict=True):
+                if sizes.setdefault(dim, size) != size:
+                    raise ValueError(
+                        f"{self.name}: dimension {dim} is both {sizes[dim]} and {size} in operands "
+                        f"of shapes {[a.shape for a in avals]}"
+                    )
+        batch = _broadcast_batch(self.name, batches)
+        spec = _batch_spec(self.name, avals, signature, batch)
+        results = []
+        for core, dtype in zip(signature.results, self.rules.result_dtypes, strict=True):
+            shape = (*batch, *(sizes[d] for d in core))
+            sharding = _with_spec(avals[0].sharding, (*spec, *[None] * len(core)))
+            results.append(
+                avals[0].update(
+                    shape=shape,
+                    dtype=avals[0].dtype if dtype is None else jnp.dtype(dtype),
+                    weak_type=False,
+                    sharding=sharding,
+                )
+            )
+        return results
+
+    # Derivatives. The rules in Rules see None where JAX has symbolic zeros.
+
+    def _jvp(
+        self, primals: tuple[Any, ...], tangents: tuple[Any, ...], **params: Any
+    ) -> tuple[list[Any], list[Any]]:
+        public = {k: v for k, v in params.items() if k != "kernel"}
+        given = tuple(None if isinstance(t, ad.Zero) else t for t in tangents)
+        results, derivatives = self.rules.jvp(public, primals, given)
+        return list(results), [
+            ad.Zero(jax.typeof(x).to_tangent_aval()) if t is None else t
+            for x, t in zip(results, derivatives, strict=True)
+        ]
+
+    def _transpose(
+        self, cotangents: Sequence[Any], *operands: Any, **params: Any
+    ) -> list[Any]:
+        assert self.rules.transpose is not None
+        linear = [ad.is_undefined_primal(x) for x in operands]
+        if linear != [False] * (len(operands) - 1) + [True]:
+            raise NotImplementedError(f"{self.name} is linear only in its last operand")
+        aval = operands[-1].aval
+        public = {k: v for k, v in params.items() if k != "kernel"}
+        given = tuple(None if isinstance(ct, ad.Zero) else ct for ct in cotangents)
+        result = self.rules.transpose(public, (*operands[:-1], None), given)
+        if result is None:
+            return [*[None] * (len(operands) - 1), ad.Zero(aval)]
+        broadcast = [d for d in range(aval.ndim) if aval.shape[d] == 1 and result.shape[d] != 1]
+        if broadcast:
+            result = jnp.sum(result, axis=tuple(broadcast), keepdims=True)
+        return [*[None] * (len(operands) - 1), result]
+
+    # Lowering.
+
+    def _lower_to_lax(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        public = {k: v for k, v in params.items() if k != "kernel"}
+        signature = self.signature(params)
+
+        def in_lax(*arrays: Array) -> Sequence[Array]:
+            batch = ctx.avals_out[0].shape[: ctx.avals_out[0].ndim - len(signature.results[0])]
+            full = [
+                jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - len(core) :]))
+                for x, core in zip(arrays, signature.operands, strict=True)
+            ]
+            if any(0 in aval.shape for aval in ctx.avals_in):
+                return [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
+            return self.rules.lax(*full, **public)
+
+        return mlir.lower_fun(in_lax, multiple_results=True)(ctx, *operands)
+
+    def _lower_to_kernel(
+        self, platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any
+    ) -> Any:
+        n = ctx.avals_in[0].shape[-1]
+        dtype = ctx.avals_in[0].dtype
+        core_sizes = [
+            size
+            for aval, core in zip(ctx.avals_in, self.signature(params).operands, strict=True)
+            for size in aval.shape[aval.ndim - len(core) :]
+        ]
+        if not isinstance(n, int) or n > _ffi.max_n(self.name, dtype) or 0 in core_sizes:
+            return self._lower_to_lax(ctx, *operands, **params)
+        if not self.rules.fused(platform, n, dtype):
+            assert self.rules.composed is not None
+            public = {k: v for k, v in params.items() if k != "kernel"}
+            composed = functools.partial(self.rules.composed, **public)
+            return mlir.lower_fun(composed, multiple_results=True)(ctx, *operands)
+        lower = jax.ffi.ffi_lowering(
+            _ffi.target_name(self.name),
+            extra_attributes=_sharding_attributes(ctx, self.signature(params)),
+        )
+        return lower(ctx, *operands, **params)
+
+
+def _fold(x: Array, dims: Sequence[int], column: int) -> Array:
+    """Moves batch dimensions into the core dimension `column` (counted from the end)."""
+    target = x.ndim + column
+    moved = jnp.moveaxis(x, dims, range(target - len(dims), target))
+    first = target - len(dims)
+    shape = (*moved.shape[:first], math.prod(moved.shape[first : target + 1]))
+    return moved.reshape(*shape, *moved.shape[target + 1 :])
+
+
+def _unfold(x: Array, dims: Sequence[int], sizes: Sequence[int], column: int) -> Array:
+    """Inverse of `_fold`."""
+    position = x.ndim + column
+    rest = x.shape[position] // math.prod(sizes) if math.prod(sizes) else 0
+    split = x.reshape(*x.shape[:position], *sizes, rest, *x.shape[position + 1 :])
+    return jnp.moveaxis(split, range(position, position + len(dims)), dims)
+
+
+def _insert_broadcast(x: Array, dims: Sequence[int], sizes: Sequence[int]) -> Array:
+    expanded = jax.lax.expand_dims(x, dims)
+    shape = list(expanded.shape)
+    for d, size in zip(dims, sizes, strict=True):
+        shape[d] = size
+    return jnp.broadcast_to(expanded, shape)
+
+
+def _broadcast_batch(name: str, batches: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    batch = list(batches[0])
+    for other in batches[1:]:
+        for d, size in enumerate(other):
+            if batch[d] == 1:
+                batch[d] = size
+            elif size != 1 and size != batch[d]:
+                raise ValueError(f"{name}: batch shapes {list(batches)} do not broadcast")
+    return tuple(batch)
+
+
+# Sharding.
+
+
+def _partition_spec(x: Any) -> tuple[Any, ...]:
+    """Explicit sharding of each dimension of x; None where there is none."""
+    spec = getattr(getattr(jax.typeof(x), "sharding", None), "spec", ())
+    return (*spec, *[None] * (x.ndim - len(spec)))
+
+
+def _batch_spec(
+    name: str, avals: Sequence[Any], signature: Signature, batch: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Explicit sharding of the batch dimensions of the results."""
+    spec: list[Any] = [None] * len(batch)
+    for aval, core in zip(avals, signature.operands, strict=True):
+        own = (*aval.sharding.spec, *[None] * (aval.ndim - len(aval.sharding.spec)))
+        if any(axis is not None for axis in own[aval.ndim - len(core) :]):
+            raise ValueError(
+                f"{name}: an operand of shape {aval.shape} is sharded as {aval.sharding.spec}; the "
+                f"last {len(core)} dimensions must not be sharded (use jax.sharding.reshard)"
+            )
+        for d, axis in enumerate(own[: len(batch)]):
+            if axis is None:
+                continue
+            if spec[d] is not None and spec[d] != axis:
+                raise ValueError(
+                    f"{name}: batch dimension {d} is sharded over {spec[d]} in one operand and "
+                    f"over {axis} in another"
+                )
+            spec[d] = axis
+    return tuple(spec)
+
+
+def _with_spec(sharding: Any, spec: tuple[Any, ...]) -> Any:
+    return sharding.update(spec=jax.sharding.PartitionSpec(*spec))
+
+
+def _align_varying_axes(operands: Sequence[Array]) -> list[Array]:
+    """Inside shard_map: makes all operands vary over the union of their manual axes."""
+    varying = [jax.typeof(x).manual_axis_type.varying for x in operands]
+    union = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(x, tuple(sorted(union - own)), to="varying") if union - own else x
+        for x, own in zip(operands, varying, strict=True)
+    ]
+
+
+def _sharding_attributes(ctx: Any, signature: Signature) -> dict[str, Any]:
+    """Attributes that keep a batch-sharded call local to each device.
+
+    Only the leading dimensions that all operands share in full can be sharded without a gather.
+    """
+    avals = [*ctx.avals_in, *ctx.avals_out]
+    cores = [*signature.operands, *signature.results]
+    batch_rank = avals[-1].ndim - len(cores[-1])
+    batch = avals[-1].shape[:batch_rank]
+    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
+        return {}
+    shared = 0
+    while shared < batch_rank and all(a.shape[shared] == batch[shared] for a in avals):
+        shared += 1
+    if shared == 0:
+        return {}
+    names = iter(_factor_names())
+    sizes: dict[str, int] = {}
+
+    def new_factor(size: int) -> str:
+        name = next(names)
+        sizes[name] = size
+        return name
+
+    leading = [new_factor(size) for size in batch[:shared]]
+    tensors = [
+        f"[{', '.join([*leading, *(new_factor(size) for size in aval.shape[shared:])])}]"
+        for aval in avals
+    ]
+    split = len(ctx.avals_in)
+    rule = (
+        f"#sdy.op_sharding_rule<({', '.join(tensors[:split])})->({', '.join(tensors[split:])}) "
+        f"{{{', '.join(f'{name}={size}' for name, size in sizes.items())}}}, custom>"
+    )
+    return {
+        "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(shared)}),
+        "sdy.sharding_rule": mlir.ir.Attribute.parse(rule),
+    }
+
+
+def _factor_names() -> Any:
+    """Factor names as Shardy spells them: i to z, then z_1, z_2, ..."""
+    yield from "ijklmnopqrstuvwxyz"
+    count = 1
+    while True:
+        yield f"z_{count}"
+        count += 1

@@ -1,0 +1,110 @@
+"""Solving with a Cholesky factor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks
+from jax_batched._matrix import adjoint, matmul, triangle
+from jax_batched._primitive import Operation, Params, Rules
+from jax_batched.cholesky import cholesky_op
+from jax_batched.triangular_solve import triangular_solve_op
+
+Array = jax.Array
+
+
+def cho_factor(a: ArrayLike, *, lower: bool = False) -> tuple[Array, bool]:
+    """Cholesky factor of each matrix of a batch, for use by `cho_solve`.
+
+    Args:
+      a: Hermitian positive definite matrices of shape ``(..., n, n)``, dtypes as in `cholesky`. Only
+        one triangle is read.
+      lower: read a's lower triangle and return L with ``a = L L^H``; otherwise the upper one and U
+        with ``a = U^H U``.
+
+    Returns:
+      ``(c, lower)``: the factor, with zeros in the other triangle, and `lower`. The factor of a
+      matrix that is not positive definite is NaN (see `cholesky` for `info`).
+
+    Raises:
+      TypeError: a has another dtype.
+      ValueError: a is not a batch of square matrices.
+    """
+    (matrix,), dtype = _checks.operands("cho_factor", a=a)
+    _checks.square("cho_factor", "a", matrix)
+    factor, _ = cholesky_op(matrix, upper=not lower, symmetrize=False, accuracy="ieee")
+    return factor.astype(dtype), bool(lower)
+
+
+def cho_solve(c_and_lower: tuple[ArrayLike, bool], b: ArrayLike) -> Array:
+    """Solves ``a x = b`` given the Cholesky factor of each matrix of a batch.
+
+    Both substitutions are one kernel that reads the factor once.
+
+    Args:
+      c_and_lower: ``(c, lower)`` as `cho_factor` returns it: factors of shape ``(..., n, n)``; only
+        the triangle that `lower` names is read.
+      b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
+        broadcast; a shared factor is never copied.
+
+    Returns:
+      x, of b's shape with the broadcast batch dimensions.
+
+    Raises:
+      TypeError: an operand has another dtype.
+      ValueError: shapes do not fit.
+    """
+    c, lower = c_and_lower
+    (factor, rhs), dtype = _checks.operands("cho_solve", c=c, b=b)
+    _checks.square("cho_solve", "c", factor)
+    columns = _checks.right_hand_side("cho_solve", factor, rhs)
+    (x,) = cho_solve_op(factor, columns, lower=bool(lower))
+    return _checks.drop_column(x, rhs).astype(dtype)
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """a dx = db - da x, with da = dL L^H + L dL^H (or dU^H U + U^H dU)."""
+    (c, b), (dc, db) = primals, tangents
+    (x,) = cho_solve_op(c, b, **params)
+    rhs = db
+    if dc is not None:
+        upper = not params["lower"]
+        factor, dfactor = triangle(c, upper=upper), triangle(dc, upper=upper)
+        if upper:
+            factor, dfactor = adjoint(factor), adjoint(dfactor)
+        product = matmul(dfactor, matmul(adjoint(factor), x)) + matmul(
+            factor, matmul(adjoint(dfactor), x)
+        )
+        rhs = -product if db is None else db - product
+    (dx,) = cho_solve_op(c, rhs, **params)
+    return (x,), (dx,)
+
+
+def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+    """a is Hermitian: the transpose of b -> a^-1 b is conj(a)^-1."""
+    (c, _), (ct,) = primals, cotangents
+    if ct is None:
+        return None
+    (result,) = cho_solve_op(c, jnp.conj(ct), **params)
+    return jnp.conj(result)
+
+
+def _lax(c: Array, b: Array, *, lower: bool) -> Sequence[Array]:
+    solve = {"left_side": True, "lower": lower, "unit_diagonal": False}
+    first = {"transpose_a": not lower, "conjugate_a": not lower}
+    second = {"transpose_a": lower, "conjugate_a": lower}
+    (y,) = triangular_solve_op.rules.lax(c, b, **solve, **first)
+    return triangular_solve_op.rules.lax(c, y, **solve, **second)
+
+
+cho_solve_op = Operation(
+    "cho_solve",
+    Rules(
+        signature=lambda params: "(n,n),(n,k)->(n,k)", lax=_lax, jvp=_jvp, transpose=_transpose
+    ),
+)

@@ -1,0 +1,169 @@
+"""Batched Cholesky factorization."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks
+from jax_batched._matrix import (
+    adjoint,
+    hermitian_from_triangle,
+    matmul,
+    real_diagonal,
+    triangle,
+)
+from jax_batched._primitive import Operation, Params, Rules
+from jax_batched.triangular_solve import triangular_solve_op
+
+Array = jax.Array
+
+
+@overload
+def cholesky(
+    a: ArrayLike,
+    *,
+    upper: bool = ...,
+    symmetrize_input: bool = ...,
+    accuracy: str = ...,
+    return_info: Literal[False] = ...,
+) -> Array: ...
+
+
+@overload
+def cholesky(
+    a: ArrayLike,
+    *,
+    upper: bool = ...,
+    symmetrize_input: bool = ...,
+    accuracy: str = ...,
+    return_info: Literal[True],
+) -> tuple[Array, Array]: ...
+
+
+def cholesky(
+    a: ArrayLike,
+    *,
+    upper: bool = False,
+    symmetrize_input: bool = True,
+    accuracy: str = "ieee",
+    return_info: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Cholesky factor of each Hermitian positive definite matrix of a batch.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or float16 and
+        bfloat16, which are computed in float32. The imaginary part of the diagonal is not read.
+      upper: return U with ``a = U^H U`` rather than L with ``a = L L^H``.
+      symmetrize_input: factor ``(a + a^H) / 2``. Otherwise only the triangle that is returned is
+        read; the other may hold anything, NaN included.
+      accuracy: ``"ieee"``: every operation is a correctly rounded one of the dtype, subnormal numbers
+        are kept. ``"fast"``: approximate reciprocals and square roots may be used.
+      return_info: also return ``info``.
+
+    Returns:
+      The factor, of a's shape and dtype, with zeros in the other triangle. With return_info, a pair
+      of it and ``info``, int32 of shape ``(...)``: 0, or the number k (from 1) of the first column
+      whose pivot is not positive. The triangle of such a matrix is NaN; no other matrix is affected.
+
+    Raises:
+      TypeError: a has another dtype.
+      ValueError: a is not a batch of square matrices, or accuracy is another word.
+
+    The derivative is that of the function computed: symmetric with symmetrize_input, otherwise zero
+    in the triangle that is not read. A failed matrix has NaN derivatives, alone.
+
+    Algorithm: in-register batched Cholesky after Kurzak, Anzt, Gates and Dongarra, "Implementation
+    and tuning of batched Cholesky factorization and solve for NVIDIA GPUs" (2016); derivative after
+    Murray, "Differentiation of the Cholesky decomposition" (2016).
+    """
+    (matrix,), dtype = _checks.operands("cholesky", a=a)
+    _checks.square("cholesky", "a", matrix)
+    _checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES)
+    factor, info = cholesky_op(
+        matrix, upper=bool(upper), symmetrize=bool(symmetrize_input), accuracy=accuracy
+    )
+    factor = factor.astype(dtype)
+    return (factor, info) if return_info else factor
+
+
+def _hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
+    """The Hermitian matrix that is factored; linear in a (over the reals)."""
+    if symmetrize:
+        return (a + adjoint(a)) / 2
+    return hermitian_from_triangle(a, upper=upper)
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """dL = L Phi(L^-1 dA L^-H), Phi: the lower triangle with its diagonal halved."""
+    (a,), (da,) = primals, tangents
+    factor, info = cholesky_op(a, **params)
+    upper = params["upper"]
+    lower_factor = adjoint(factor) if upper else factor
+    hermitian = _hermitian_input(da, upper=upper, symmetrize=params["symmetrize"])
+    solve = {"lower": True, "unit_diagonal": False}
+    (right,) = triangular_solve_op(
+        lower_factor, hermitian, left_side=False, transpose_a=True, conjugate_a=True, **solve
+    )
+    (inner,) = triangular_solve_op(
+        lower_factor, right, left_side=True, transpose_a=False, conjugate_a=False, **solve
+    )
+    half = jnp.where(jnp.eye(a.shape[-1], dtype=bool), inner / 2, inner)
+    tangent = matmul(lower_factor, real_diagonal(triangle(half, upper=False)))
+    tangent = triangle(tangent, upper=False)
+    return (factor, info), (adjoint(tangent) if upper else tangent, None)
+
+
+def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[Array]:
+    hermitian = _hermitian_input(a, upper=upper, symmetrize=symmetrize)
+    lower_factor = jax.lax.linalg.cholesky(hermitian, symmetrize_input=False)
+    diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
+    failed = jnp.isnan(diagonal).any(-1)
+    info = jax.lax.cond(
+        failed.any(),
+        lambda: jnp.where(failed, _first_bad_pivot(hermitian), 0),
+        lambda: jnp.zeros(failed.shape, jnp.int32),
+    )
+    nan = jnp.full_like(lower_factor, jnp.nan)
+    factor = triangle(jnp.where(failed[..., None, None], nan, lower_factor), upper=False)
+    return adjoint(factor) if upper else factor, info
+
+
+def _first_bad_pivot(a: Array) -> Array:
+    """1-based column of the first pivot that is not positive; n if rounding hides it.
+
+    An unblocked left-looking factorization, one column a step: only run when a matrix failed.
+    """
+    n = a.shape[-1]
+    rows = jnp.arange(n)
+
+    def step(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        factor, info = state
+        row = jax.lax.dynamic_index_in_dim(factor, k, axis=-2, keepdims=False)
+        column = jax.lax.dynamic_index_in_dim(a, k, axis=-1, keepdims=False)
+        column = column - matmul(factor, jnp.conj(row)[..., None])[..., 0]
+        pivot = jnp.real(jax.lax.dynamic_index_in_dim(column, k, axis=-1))
+        good = pivot > 0
+        info = jnp.where((info == 0) & ~good[..., 0], k + 1, info).astype(jnp.int32)
+        column = column / jnp.sqrt(jnp.where(good, pivot, 1)).astype(column.dtype)
+        column = jnp.where((rows >= k) & good, column, 0)
+        return jax.lax.dynamic_update_index_in_dim(factor, column, k, axis=-1), info
+
+    start = (jnp.zeros_like(a), jnp.zeros(a.shape[:-2], jnp.int32))
+    _, info = jax.lax.fori_loop(0, n, step, start)
+    return jnp.where(info == 0, n, info)
+
+
+cholesky_op = Operation(
+    "cholesky",
+    Rules(
+        signature=lambda params: "(n,n)->(n,n),()",
+        lax=_lax,
+        jvp=_jvp,
+        result_dtypes=(None, jnp.int32),
+    ),
+)

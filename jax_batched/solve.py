@@ -1,0 +1,169 @@
+"""Solving linear systems in one call."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks, _ffi
+from jax_batched._matrix import hermitian_from_triangle, matmul
+from jax_batched._primitive import Operation, Params, Rules
+from jax_batched.cho_solve import cho_solve_op
+from jax_batched.cholesky import cholesky_op
+
+Array = jax.Array
+
+
+@overload
+def solve(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    assume_a: str = ...,
+    lower: bool = ...,
+    accuracy: str = ...,
+    return_info: Literal[False] = ...,
+) -> Array: ...
+
+
+@overload
+def solve(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    assume_a: str = ...,
+    lower: bool = ...,
+    accuracy: str = ...,
+    return_info: Literal[True],
+) -> tuple[Array, Array]: ...
+
+
+def solve(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    assume_a: str = "gen",
+    lower: bool = False,
+    accuracy: str = "ieee",
+    return_info: bool = False,
+) -> Array | tuple[Array, Array]:
+    """Solves ``a x = b`` for each matrix of a batch.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or float16 and
+        bfloat16, which are computed in float32.
+      b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
+        broadcast.
+      assume_a: ``"pos"``: a is Hermitian positive definite; one kernel factors and substitutes, and
+        never writes the factor. ``"gen"``: any matrix, by LU with partial pivoting (JAX's own).
+      lower: with ``"pos"``, read a's lower triangle; otherwise its upper one. The other triangle may
+        hold anything.
+      accuracy: as in `cholesky`.
+      return_info: also return ``info``.
+
+    Returns:
+      x, of b's shape with the broadcast batch dimensions. With return_info, a pair of it and
+      ``info``, int32 of the shape of a's batch dimensions (of all batch dimensions, where b has
+      more): 0, or with ``"pos"`` the number k (from 1) of the first column whose pivot is not
+      positive, with ``"gen"`` that of the first pivot that is zero. x of a matrix that is not
+      positive definite is NaN; no other system is affected.
+
+    Raises:
+      TypeError: an operand has another dtype.
+      ValueError: shapes do not fit, or an option is another word.
+
+    With ``"pos"`` the derivative reuses the factor: value and gradient cost one factorization. It is
+    zero in the triangle that is not read.
+
+    Algorithm: see `cholesky`.
+    """
+    _checks.option("solve", "assume_a", assume_a, ("pos", "gen"))
+    _checks.option("solve", "accuracy", accuracy, _checks.ACCURACIES)
+    (matrix, rhs), dtype = _checks.operands("solve", a=a, b=b)
+    _checks.square("solve", "a", matrix)
+    columns = _checks.right_hand_side("solve", matrix, rhs)
+    if assume_a == "pos":
+        x, info = solve_pos_op(matrix, columns, lower=bool(lower), accuracy=accuracy)
+    else:
+        x, info = _solve_general(matrix, columns)
+    x = _checks.drop_column(x, rhs).astype(dtype)
+    return (x, info) if return_info else x
+
+
+def _solve_general(a: Array, b: Array) -> tuple[Array, Array]:
+    """JAX's LU, one factorization for all right-hand sides of a matrix."""
+    lu, _, permutation = jax.lax.linalg.lu(a)
+    pivots = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    singular = pivots == 0
+    info = jnp.where(singular.any(-1), jnp.argmax(singular, -1) + 1, 0) if a.shape[-1] else 0
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    n, nrhs = b.shape[-2:]
+    full = jnp.broadcast_to(b, (*batch, n, nrhs))
+    order = jnp.broadcast_to(permutation, (*batch, n))[..., None]
+    permuted = jnp.take_along_axis(full, order, axis=-2)
+    factors = jnp.broadcast_to(lu, (*batch, n, n))
+    y = jax.lax.linalg.triangular_solve(
+        factors, permuted, left_side=True, lower=True, unit_diagonal=True
+    )
+    x = jax.lax.linalg.triangular_solve(factors, y, left_side=True, lower=False)
+    return x, jnp.broadcast_to(jnp.asarray(info, jnp.int32), batch)
+
+
+def _factor_and_solve(
+    a: Array, b: Array, *, lower: bool, accuracy: str
+) -> tuple[Array, Array, Array]:
+    factor, info = cholesky_op(a, upper=not lower, symmetrize=False, accuracy=accuracy)
+    (x,) = cho_solve_op(factor, b, lower=lower)
+    return factor, x, info
+
+
+def _composed(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
+    _, x, info = _factor_and_solve(a, b, lower=lower, accuracy=accuracy)
+    return x, jnp.broadcast_to(info, x.shape[:-2])
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """a dx = db - da x, with the factor that gave x: one factorization for both."""
+    (a, b), (da, db) = primals, tangents
+    factor, x, info = _factor_and_solve(a, b, **params)
+    rhs = db
+    if da is not None:
+        product = matmul(hermitian_from_triangle(da, upper=not params["lower"]), x)
+        rhs = -product if db is None else db - product
+    (dx,) = cho_solve_op(factor, rhs, lower=params["lower"])
+    return (x, jnp.broadcast_to(info, x.shape[:-2])), (dx, None)
+
+
+def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+    """a is Hermitian: the transpose of b -> a^-1 b is conj(a)^-1."""
+    (a, _), (ct, _) = primals, cotangents
+    if ct is None:
+        return None
+    x, _ = solve_pos_op(a, jnp.conj(ct), **params)
+    return jnp.conj(x)
+
+
+def _lax(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
+    factor, info = cholesky_op.rules.lax(
+        a, upper=not lower, symmetrize=False, accuracy=accuracy
+    )
+    (x,) = cho_solve_op.rules.lax(factor, b, lower=lower)
+    return x, info
+
+
+solve_pos_op = Operation(
+    "solve_pos",
+    Rules(
+        signature=lambda params: "(n,n),(n,k)->(n,k),()",
+        lax=_lax,
+        jvp=_jvp,
+        transpose=_transpose,
+        fused=lambda platform, n, dtype: n <= _ffi.max_fused_n(platform, dtype),
+        composed=_composed,
+        result_dtypes=(None, jnp.int32),
+    ),
+)

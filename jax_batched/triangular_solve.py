@@ -1,0 +1,149 @@
+"""Batched triangular solves."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks
+from jax_batched._matrix import matmul, triangle
+from jax_batched._primitive import Operation, Params, Rules
+
+Array = jax.Array
+
+
+def triangular_solve(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    left_side: bool = False,
+    lower: bool = False,
+    transpose_a: bool = False,
+    conjugate_a: bool = False,
+    unit_diagonal: bool = False,
+) -> Array:
+    """Solves ``op(a) x = b`` or ``x op(a) = b`` for each triangular matrix of a batch.
+
+    The signature and defaults of `jax.lax.linalg.triangular_solve`.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or float16 and
+        bfloat16, which are computed in float32. Only one triangle is read.
+      b: right-hand sides of shape ``(..., n, k)`` if left_side, else ``(..., k, n)``, or one vector
+        ``(n,)``. Batch dimensions broadcast; a shared a is never copied.
+      left_side: solve ``op(a) x = b``; otherwise ``x op(a) = b``.
+      lower: a's lower triangle is used; otherwise its upper one.
+      transpose_a: op transposes a.
+      conjugate_a: op conjugates a (with or without transpose_a).
+      unit_diagonal: a's diagonal is taken as ones and not read.
+
+    Returns:
+      x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN in
+      its own system only.
+
+    Raises:
+      TypeError: an operand has another dtype.
+      ValueError: shapes do not fit.
+
+    Derivatives are zero in the triangle that is not read, and on a unit diagonal.
+    """
+    (matrix, rhs), dtype = _checks.operands("triangular_solve", a=a, b=b)
+    _checks.square("triangular_solve", "a", matrix)
+    columns = _checks.right_hand_side("triangular_solve", matrix, rhs, left_side=left_side)
+    (x,) = triangular_solve_op(
+        matrix,
+        columns,
+        left_side=bool(left_side),
+        lower=bool(lower),
+        transpose_a=bool(transpose_a),
+        conjugate_a=bool(conjugate_a) and jnp.iscomplexobj(matrix),
+        unit_diagonal=bool(unit_diagonal),
+    )
+    return _checks.drop_column(x, rhs, left_side=left_side).astype(dtype)
+
+
+def solve_triangular(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    trans: int | str = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+) -> Array:
+    """Solves ``op(a) x = b`` for each triangular matrix of a batch, as `jax.scipy.linalg` does.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``, dtypes as in `triangular_solve`.
+      b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``.
+      trans: op is 0 or ``"N"``: a; 1 or ``"T"``: its transpose; 2 or ``"C"``: its conjugate
+        transpose.
+      lower: a's lower triangle is used; otherwise its upper one.
+      unit_diagonal: a's diagonal is taken as ones and not read.
+
+    Returns:
+      x, of b's shape with the broadcast batch dimensions.
+
+    Raises:
+      TypeError: an operand has another dtype.
+      ValueError: shapes do not fit, or trans is something else.
+    """
+    _checks.option("solve_triangular", "trans", trans, (0, 1, 2, "N", "T", "C"))
+    (matrix, rhs), dtype = _checks.operands("solve_triangular", a=a, b=b)
+    _checks.square("solve_triangular", "a", matrix)
+    columns = _checks.right_hand_side("solve_triangular", matrix, rhs)
+    (x,) = triangular_solve_op(
+        matrix,
+        columns,
+        left_side=True,
+        lower=bool(lower),
+        transpose_a=trans not in (0, "N"),
+        conjugate_a=trans in (2, "C") and jnp.iscomplexobj(matrix),
+        unit_diagonal=bool(unit_diagonal),
+    )
+    return _checks.drop_column(x, rhs).astype(dtype)
+
+
+def _signature(params: Params) -> str:
+    return "(n,n),(n,k)->(n,k)" if params["left_side"] else "(n,n),(k,n)->(k,n)"
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """op(a) dx = db - op(da) x, with da masked to what is read."""
+    (a, b), (da, db) = primals, tangents
+    (x,) = triangular_solve_op(a, b, **params)
+    rhs = db
+    if da is not None:
+        read = triangle(da, upper=not params["lower"], strict=params["unit_diagonal"])
+        if params["transpose_a"]:
+            read = jnp.swapaxes(read, -1, -2)
+        if params["conjugate_a"]:
+            read = jnp.conj(read)
+        product = matmul(read, x) if params["left_side"] else matmul(x, read)
+        rhs = -product if db is None else db - product
+    (dx,) = triangular_solve_op(a, rhs, **params)
+    return (x,), (dx,)
+
+
+def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+    """The transpose of b -> op(a)^-1 b is op(a)^-T."""
+    (a, _), (ct,) = primals, cotangents
+    if ct is None:
+        return None
+    (result,) = triangular_solve_op(
+        a, ct, **{**params, "transpose_a": not params["transpose_a"]}
+    )
+    return result
+
+
+def _lax(a: Array, b: Array, **params: Any) -> Sequence[Array]:
+    return (jax.lax.linalg.triangular_solve(a, b, **params),)
+
+
+triangular_solve_op = Operation(
+    "triangular_solve",
+    Rules(signature=_signature, lax=_lax, jvp=_jvp, transpose=_transpose),
+)
