@@ -15,8 +15,13 @@ from benchmarks.results import Row, load, select
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 # The colours of Okabe and Ito, which colour-blind readers tell apart; the markers help too.
-STYLES = {"jax_batched": ("#0072B2", "o"), "jax": ("#D55E00", "s"), "torch": ("#009E73", "^")}
-OTHER_STYLES = (("#CC79A7", "D"), ("#E69F00", "v"), ("#56B4E9", "P"), ("#000000", "X"))
+STYLES = {
+    "jax_batched": ("#0072B2", "o"),
+    "jax_batched:fast": ("#56B4E9", "D"),
+    "jax": ("#D55E00", "s"),
+    "torch": ("#009E73", "^"),
+}
+OTHER_STYLES = (("#CC79A7", "v"), ("#E69F00", "P"), ("#000000", "X"))
 LABELS = {"jax": "stock JAX", "torch": "PyTorch"}
 TITLES = {
     "cholesky": "Cholesky factorization",
@@ -58,7 +63,8 @@ def draw_panel(axes: Axes, rows: Sequence[Row], look: dict[str, tuple[str, str]]
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     powers = [n for n in sizes if n & (n - 1) == 0]
-    axes.xaxis.set_major_locator(FixedLocator(sizes if len(sizes) <= 10 else powers))
+    ticks = sizes if len(sizes) <= 10 else powers if len(powers) > 2 else sizes[:: len(sizes) // 5]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -84,8 +90,12 @@ def caption(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> str:
 def draw(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> Figure:
     """The picture of one operation: a panel for each dtype."""
     dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in rows)]
-    figure = Figure(figsize=(1.0 + 4.2 * max(2, len(dtypes)), 4.6), layout="constrained")
-    panels = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
+    lines = (len(dtypes) + 1) // 2
+    height = 0.8 + 3.8 * lines
+    figure = Figure(figsize=(9.4, height), layout="constrained")
+    panels = [figure.add_subplot(lines, min(2, len(dtypes)), 1)]
+    for position in range(1, len(dtypes)):
+        panels.append(figure.add_subplot(lines, 2, position + 1, sharey=panels[0]))
     look = styles(rows)
     for axes, dtype in zip(panels, dtypes, strict=True):
         draw_panel(axes, [row for row in rows if row["dtype"] == dtype], look)
@@ -93,7 +103,10 @@ def draw(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> Figure:
     low = min(0.6, 0.8 * min(row["x_floor"] for row in rows))
     high = max(2.0, 1.3 * max(row["x_floor"] for row in rows))
     panels[0].set_ylim(low, high)
-    panels[0].set_ylabel("time / time of a memory copy")
+    for axes in panels[::2]:
+        axes.set_ylabel("time / time of a memory copy")
+    for axes in panels[1::2]:
+        axes.tick_params(labelleft=False)
     panels[0].annotate(
         "speed of memory",
         (1.0, 1.0),
@@ -107,7 +120,9 @@ def draw(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> Figure:
     )
     op = rows[0]["op"]
     figure.suptitle(f"{TITLES.get(op, op)}\n", fontsize=13, fontweight="bold", x=0.01, ha="left")
-    figure.text(0.01, 0.925, caption(rows, nrhs, batch), fontsize=9, color="0.35", va="top")
+    figure.text(
+        0.01, 1 - 0.345 / height, caption(rows, nrhs, batch), fontsize=9, color="0.35", va="top"
+    )
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure

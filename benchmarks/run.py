@@ -132,8 +132,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.repetitions < timing.MIN_REPETITIONS:
         parser.error(f"--repetitions must be at least {timing.MIN_REPETITIONS}")
     options.n = sorted({n for part in options.n for n in part})
-    if not options.n or options.n[0] < 1:
-        parser.error("--n needs sizes of at least 1")
+    if not options.n or options.n[0] < 1 or (options.batch is not None and options.batch < 1):
+        parser.error("--n and --batch must be at least 1")
     return options
 
 

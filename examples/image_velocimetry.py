@@ -62,6 +62,15 @@ class Warp(NamedTuple):
     deformation: Array  # (2, 2)
 
 
+class State(NamedTuple):
+    """What the Gauss-Newton iteration of one window carries."""
+
+    warp: Warp
+    iterations: Array
+    converged: Array
+    inside: Array
+
+
 class Registration(NamedTuple):
     """The result for one window; after `vmap`, for every window."""
 
@@ -163,8 +172,9 @@ def steepest_descent(pair: ImagePair, corner: Array, window: int) -> Array:
 
 def warped_points(warp: Warp, corner: Array, window: int) -> Array:
     """Return where the warp takes the window's pixels, (window**2, 2)."""
-    local = local_coordinates(window, warp.displacement.dtype)
-    centre = corner + (window - 1) / 2
+    dtype = warp.displacement.dtype
+    local = local_coordinates(window, dtype)
+    centre = corner.astype(dtype) + (window - 1) / 2
     return centre + warp.displacement + matmul(local, warp.deformation.T)
 
 
@@ -207,12 +217,6 @@ def register_window(
     jacobian = steepest_descent(pair, corner, window)
     hessian = matmul(jacobian.T, jacobian)
     factor, info = jb.cholesky(hessian, symmetrize_input=False, return_info=True)
-
-    class State(NamedTuple):
-        warp: Warp
-        iterations: Array
-        converged: Array
-        inside: Array
 
     def is_active(state: State) -> Array:
         left = state.iterations < max_iterations
@@ -376,6 +380,7 @@ def draw(
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.colors import ListedColormap
 
     rows, columns = np.moveaxis(corners + (window - 1) / 2, -1, 0)
     grid = corners.shape[:2]
@@ -390,19 +395,23 @@ def draw(
     shown &= converged
     down, right = displacement[shown].T
 
+    magnitude = np.hypot(right, down)
+    bright_plasma = ListedColormap(plt.get_cmap("plasma")(np.linspace(0.3, 1, 256)))
+
     figure, axes = plt.subplots(figsize=(11, 8), layout="constrained")
-    axes.imshow(image, cmap="gray", vmax=np.percentile(image, 99.5) * 1.6)
+    axes.imshow(image, cmap="gray", vmax=1.3 * np.percentile(image, 99.8))
     arrows = axes.quiver(
         columns[shown],
         rows[shown],
         right,
         down,
-        np.hypot(right, down),
-        cmap="plasma",
+        magnitude,
+        cmap=bright_plasma,
+        clim=np.percentile(magnitude, (1, 99)),
         angles="xy",
         scale_units="xy",
-        scale=0.4,
-        width=0.0022,
+        scale=0.38,
+        width=0.0026,
     )
     marks = {
         "flat window, factor failed": (info != 0, "s", "cyan"),
@@ -419,7 +428,7 @@ def draw(
                 markersize=4,
                 label=f"{label} ({where.sum()})",
             )
-    figure.colorbar(arrows, ax=axes, label="displacement (pixels)", shrink=0.8)
+    figure.colorbar(arrows, ax=axes, label="displacement (pixels)", extend="both", shrink=0.8)
     axes.set(
         title=f"Displacement of {window}-pixel windows, {converged.sum()} of {converged.size} found",
         xlabel="column (pixels)",

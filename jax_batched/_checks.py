@@ -17,8 +17,8 @@ ACCURACIES = ("ieee", "fast")
 def operands(operation: str, **named: ArrayLike) -> tuple[list[Array], Any]:
     """The operands in the dtype that the kernels compute in, and the dtype of the results.
 
-    Operands are promoted to a common dtype. float16 and bfloat16 are computed in float32 and rounded
-    once at the end.
+    Operands are promoted to a common dtype. float16 and bfloat16 are computed in float32 and
+    rounded once at the end.
     """
     arrays = {name: jnp.asarray(x) for name, x in named.items()}
     for name, x in arrays.items():

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 Platform = Literal["cpu", "cuda"]
+PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
 
 # The platform as `jax.ffi` spells it, and the native module that holds its handlers.
 _FFI_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
@@ -66,7 +67,9 @@ def _load(platform: Platform) -> tuple[ModuleType | None, str]:
         return None, f"{name} does not load: {error}"
 
 
-_loaded = {platform: _load(platform) for platform in ("cpu", "cuda")}
+_loaded: dict[str, tuple[ModuleType | None, str]] = {
+    platform: _load(platform) for platform in PLATFORMS
+}
 
 
 def native_module(platform: Platform) -> ModuleType | None:
@@ -90,8 +93,8 @@ def has_kernels(platform: Platform) -> bool:
 
 def register_targets() -> None:
     """Registers every handler of the modules that were built."""
-    for platform in ("cpu", "cuda"):
-        module = native_module(platform)  # type: ignore[arg-type]
+    for platform in PLATFORMS:
+        module = native_module(platform)
         if module is None:
             continue
         for operation, capsule in module.handlers().items():

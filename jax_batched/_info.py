@@ -29,7 +29,7 @@ def backend_info() -> list[BackendInfo]:
     """Which path each operation takes on each platform of this installation, and why."""
     rows = []
     for operation in OPERATIONS:
-        for platform in ("cpu", "cuda"):
+        for platform in _ffi.PLATFORMS:
             status = _ffi.native_module_status(platform)
             module = _ffi.native_module(platform)
             if module is None:

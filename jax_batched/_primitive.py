@@ -14,7 +14,7 @@ This is the only file that touches JAX's extension points.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -67,7 +67,7 @@ class Rules:
       signature: core dimensions as text, given the parameters.
       lax: the operation in plain `lax`, for platforms and sizes without a kernel; operands have
         equal batch dimensions.
-      jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; None stands for a zero tangent.
+      jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; None is a zero tangent.
       transpose: ``transpose(params, primals, cotangents) -> cotangent`` of the operand that is None
         among the primals; a None cotangent is zero.
       fused: whether one kernel serves (platform, n, dtype); else ``composed`` is lowered.
@@ -99,7 +99,7 @@ class Operation:
         if rules.transpose is not None:
             ad.primitive_transposes[self.primitive] = self._transpose
         mlir.register_lowering(self.primitive, self._lower_to_lax)
-        for platform in ("cpu", "cuda"):
+        for platform in _ffi.PLATFORMS:
             if _ffi.has_kernels(platform):
                 rule = functools.partial(self._lower_to_kernel, platform)
                 mlir.register_lowering(self.primitive, rule, platform=platform)
@@ -111,9 +111,7 @@ class Operation:
     def __call__(self, *operands: Array, **params: Any) -> list[Array]:
         """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do."""
         signature = self.signature(params)
-        rank = max(
-            x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True)
-        )
+        rank = max(x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True))
         aligned = [
             jax.lax.expand_dims(x, range(rank + len(core) - x.ndim))
             for x, core in zip(operands, signature.operands, strict=True)
@@ -213,9 +211,7 @@ class Operation:
             for x, t in zip(results, derivatives, strict=True)
         ]
 
-    def _transpose(
-        self, cotangents: Sequence[Any], *operands: Any, **params: Any
-    ) -> list[Any]:
+    def _transpose(self, cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
         assert self.rules.transpose is not None
         linear = [ad.is_undefined_primal(x) for x in operands]
         if linear != [False] * (len(operands) - 1) + [True]:
@@ -396,7 +392,7 @@ def _sharding_attributes(ctx: Any, signature: Signature) -> dict[str, Any]:
     }
 
 
-def _factor_names() -> Any:
+def _factor_names() -> Iterator[str]:
     """Factor names as Shardy spells them: i to z, then z_1, z_2, ..."""
     yield from "ijklmnopqrstuvwxyz"
     count = 1

@@ -20,8 +20,8 @@ def cho_factor(a: ArrayLike, *, lower: bool = False) -> tuple[Array, bool]:
     """Cholesky factor of each matrix of a batch, for use by `cho_solve`.
 
     Args:
-      a: Hermitian positive definite matrices of shape ``(..., n, n)``, dtypes as in `cholesky`. Only
-        one triangle is read.
+      a: Hermitian positive definite matrices of shape ``(..., n, n)``, dtypes as in `cholesky`.
+        Only one triangle is read.
       lower: read a's lower triangle and return L with ``a = L L^H``; otherwise the upper one and U
         with ``a = U^H U``.
 
@@ -104,7 +104,5 @@ def _lax(c: Array, b: Array, *, lower: bool) -> Sequence[Array]:
 
 cho_solve_op = Operation(
     "cho_solve",
-    Rules(
-        signature=lambda params: "(n,n),(n,k)->(n,k)", lax=_lax, jvp=_jvp, transpose=_transpose
-    ),
+    Rules(signature=lambda params: "(n,n),(n,k)->(n,k)", lax=_lax, jvp=_jvp, transpose=_transpose),
 )

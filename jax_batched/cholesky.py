@@ -54,19 +54,20 @@ def cholesky(
     """Cholesky factor of each Hermitian positive definite matrix of a batch.
 
     Args:
-      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or float16 and
-        bfloat16, which are computed in float32. The imaginary part of the diagonal is not read.
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or
+        float16 and bfloat16, which are computed in float32. The imaginary part of the diagonal is
+        not read.
       upper: return U with ``a = U^H U`` rather than L with ``a = L L^H``.
       symmetrize_input: factor ``(a + a^H) / 2``. Otherwise only the triangle that is returned is
         read; the other may hold anything, NaN included.
-      accuracy: ``"ieee"``: every operation is a correctly rounded one of the dtype, subnormal numbers
-        are kept. ``"fast"``: approximate reciprocals and square roots may be used.
+      accuracy: ``"ieee"``: every operation is a correctly rounded one of the dtype, subnormal
+        numbers are kept. ``"fast"``: approximate reciprocals and square roots may be used.
       return_info: also return ``info``.
 
     Returns:
       The factor, of a's shape and dtype, with zeros in the other triangle. With return_info, a pair
       of it and ``info``, int32 of shape ``(...)``: 0, or the number k (from 1) of the first column
-      whose pivot is not positive. The triangle of such a matrix is NaN; no other matrix is affected.
+      whose pivot is not positive. The triangle of such a matrix is NaN; no other is affected.
 
     Raises:
       TypeError: a has another dtype.

@@ -52,30 +52,29 @@ def solve(
     """Solves ``a x = b`` for each matrix of a batch.
 
     Args:
-      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or float16 and
-        bfloat16, which are computed in float32.
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or
+        float16 and bfloat16, which are computed in float32.
       b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
         broadcast.
       assume_a: ``"pos"``: a is Hermitian positive definite; one kernel factors and substitutes, and
         never writes the factor. ``"gen"``: any matrix, by LU with partial pivoting (JAX's own).
-      lower: with ``"pos"``, read a's lower triangle; otherwise its upper one. The other triangle may
-        hold anything.
+      lower: with ``"pos"``, read a's lower triangle; otherwise its upper one. The other triangle
+        may hold anything.
       accuracy: as in `cholesky`.
       return_info: also return ``info``.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. With return_info, a pair of it and
-      ``info``, int32 of the shape of a's batch dimensions (of all batch dimensions, where b has
-      more): 0, or with ``"pos"`` the number k (from 1) of the first column whose pivot is not
-      positive, with ``"gen"`` that of the first pivot that is zero. x of a matrix that is not
-      positive definite is NaN; no other system is affected.
+      ``info``, int32 with the broadcast batch dimensions: 0, or with ``"pos"`` the number k (from
+      1) of the first column whose pivot is not positive, with ``"gen"`` that of the first pivot
+      that is zero. x of a matrix that is not positive definite is NaN; no other is affected.
 
     Raises:
       TypeError: an operand has another dtype.
       ValueError: shapes do not fit, or an option is another word.
 
-    With ``"pos"`` the derivative reuses the factor: value and gradient cost one factorization. It is
-    zero in the triangle that is not read.
+    With ``"pos"`` the derivative reuses the factor: value and gradient cost one factorization. It
+    is zero in the triangle that is not read.
 
     Algorithm: see `cholesky`.
     """
@@ -148,9 +147,7 @@ def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, 
 
 
 def _lax(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
-    factor, info = cholesky_op.rules.lax(
-        a, upper=not lower, symmetrize=False, accuracy=accuracy
-    )
+    factor, info = cholesky_op.rules.lax(a, upper=not lower, symmetrize=False, accuracy=accuracy)
     (x,) = cho_solve_op.rules.lax(factor, b, lower=lower)
     return x, info
 

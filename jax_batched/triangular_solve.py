@@ -29,8 +29,8 @@ def triangular_solve(
     The signature and defaults of `jax.lax.linalg.triangular_solve`.
 
     Args:
-      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or float16 and
-        bfloat16, which are computed in float32. Only one triangle is read.
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or
+        float16 and bfloat16, which are computed in float32. Only one triangle is read.
       b: right-hand sides of shape ``(..., n, k)`` if left_side, else ``(..., k, n)``, or one vector
         ``(n,)``. Batch dimensions broadcast; a shared a is never copied.
       left_side: solve ``op(a) x = b``; otherwise ``x op(a) = b``.
@@ -40,8 +40,8 @@ def triangular_solve(
       unit_diagonal: a's diagonal is taken as ones and not read.
 
     Returns:
-      x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN in
-      its own system only.
+      x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN
+      in its own system only.
 
     Raises:
       TypeError: an operand has another dtype.
@@ -133,9 +133,7 @@ def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, 
     (a, _), (ct,) = primals, cotangents
     if ct is None:
         return None
-    (result,) = triangular_solve_op(
-        a, ct, **{**params, "transpose_a": not params["transpose_a"]}
-    )
+    (result,) = triangular_solve_op(a, ct, **{**params, "transpose_a": not params["transpose_a"]})
     return result
 
 

@@ -126,8 +126,8 @@ class CallReader {
 };
 
 // parse<Problem>(call) fills a problem; call.error() says whether it holds. An empty matrix or
-// right-hand side never reaches a handler (the Python side lowers those without a call); a batch may
-// be empty.
+// right-hand side never reaches a handler (the Python side lowers those without a call); a batch
+// may be empty.
 template <class Problem>
 Problem parse(CallReader& call);
 

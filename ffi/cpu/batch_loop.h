@@ -28,9 +28,9 @@ inline Scratch allocate_scratch(size_t bytes) {
   return Scratch(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(64))));
 }
 
-// Runs body(begin, end, scratch) over 0 <= i < batch in tasks of neighbouring matrices. All tasks are
-// scheduled before this returns and none waits, so no pool thread is ever blocked. The split is a
-// function of the problem, and each matrix is computed alone, so results do not depend on it.
+// Runs body(begin, end, scratch) over 0 <= i < batch in tasks of neighbouring matrices. All tasks
+// are scheduled before this returns and none waits, so no pool thread is ever blocked. The split is
+// a function of the problem, and each matrix is computed alone, so results do not depend on it.
 template <class Body>
 ffi::Future for_each_matrix(ffi::ThreadPool pool, int64_t batch, int64_t work_per_matrix,
                             size_t scratch_bytes, Body body) {

@@ -30,7 +30,7 @@ ffi::Future failed(ffi::Error error) {
   return future;
 }
 
-template <class Problem, Kernel<Problem> Kernels::*kernel>
+template <class Problem, Kernel<Problem> Kernels::* kernel>
 ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets results,
                 ffi::Dictionary attributes) {
   CallReader call(args, results, attributes);
@@ -44,14 +44,12 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
   }
   problem.kernel = {};  // its text does not outlive this call
   const Kernel<Problem> f = (reference ? reference_kernels() : kernels()).*kernel;
-  return for_each_matrix(pool, problem.batch, work(problem),
-                         scratch_elements(problem) * element_size(problem.dtype),
-                         [=](int64_t begin, int64_t end, void* scratch) {
-                           f(problem, begin, end, scratch);
-                         });
+  return for_each_matrix(
+      pool, problem.batch, work(problem), scratch_elements(problem) * element_size(problem.dtype),
+      [=](int64_t begin, int64_t end, void* scratch) { f(problem, begin, end, scratch); });
 }
 
-template <class Problem, Kernel<Problem> Kernels::*kernel>
+template <class Problem, Kernel<Problem> Kernels::* kernel>
 XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
   static auto* bound = ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
@@ -71,8 +69,7 @@ NB_MODULE(_cpu, m) {
   m.def("handlers", [] {
     nb::dict d;
     d["cholesky"] = capsule(handler<CholeskyProblem, &Kernels::cholesky>);
-    d["triangular_solve"] =
-        capsule(handler<TriangularSolveProblem, &Kernels::triangular_solve>);
+    d["triangular_solve"] = capsule(handler<TriangularSolveProblem, &Kernels::triangular_solve>);
     d["cho_solve"] = capsule(handler<ChoSolveProblem, &Kernels::cho_solve>);
     d["solve_pos"] = capsule(handler<SolvePosProblem, &Kernels::solve_pos>);
     return d;

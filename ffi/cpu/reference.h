@@ -1,5 +1,5 @@
-// The textbook algorithms, one entry at a time, as plain as they can be written. Every other kernel,
-// on either platform, is tested against these (kernel="reference").
+// The textbook algorithms, one entry at a time, as plain as they can be written. Every other
+// kernel, on either platform, is tested against these (kernel="reference").
 #pragma once
 
 #include <algorithm>
@@ -78,7 +78,7 @@ void cholesky(const CholeskyProblem& p, int64_t index) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
       const bool in_triangle = p.upper ? j >= i : j <= i;
-      out[i * n + j] = !in_triangle   ? T(0)
+      out[i * n + j] = !in_triangle    ? T(0)
                        : p.info[index] ? quiet_nan<T>()
                        : p.upper       ? conj(l[j * n + i])
                                        : l[i * n + j];
@@ -88,9 +88,9 @@ void cholesky(const CholeskyProblem& p, int64_t index) {
 
 template <class T>
 void triangular_solve(const TriangularSolveProblem& p, int64_t index) {
-  const LowerSystem s =
-      lower_system(p.n, p.nrhs, p.left_side, p.lower, p.transpose, p.conjugate);
-  substitute(s, p.n, p.nrhs, p.unit_diagonal, static_cast<const T*>(p.a) + p.a_map(index) * p.n * p.n,
+  const LowerSystem s = lower_system(p.n, p.nrhs, p.left_side, p.lower, p.transpose, p.conjugate);
+  substitute(s, p.n, p.nrhs, p.unit_diagonal,
+             static_cast<const T*>(p.a) + p.a_map(index) * p.n * p.n,
              static_cast<const T*>(p.b) + p.b_map(index) * p.n * p.nrhs,
              static_cast<T*>(p.x) + index * p.n * p.nrhs);
 }

@@ -16,8 +16,8 @@ struct LowerMatrix {
   }
 };
 
-// One right-hand side, y(i) at y[i]. Two orders of the same sum: by columns (axpy) if the columns of
-// M are contiguous, by rows (dot products in kColumns interleaved partial sums) if the rows are.
+// One right-hand side, y(i) at y[i]. Two orders of the same sum: by columns (axpy) if the columns
+// of M are contiguous, by rows (dot products in kColumns interleaved partial sums) if the rows are.
 // kStep is the contiguous stride, +1 or -1: a constant, so that the loops vectorise.
 template <int kStep, class T>
 void substitute_by_columns(const LowerMatrix<T>& m, int64_t n, bool unit, T* y) {
@@ -68,8 +68,8 @@ void substitute_by_rows(const LowerMatrix<T>& m, int64_t n, bool unit, T* y) {
   }
 }
 
-// Several right-hand sides, y(i, r) at y[i * width + r]: blocks of kRows rows and kColumns columns of
-// Y stay in registers while row j of Y passes by, Y_i -= m_ij y_j.
+// Several right-hand sides, y(i, r) at y[i * width + r]: blocks of kRows rows and kColumns columns
+// of Y stay in registers while row j of Y passes by, Y_i -= m_ij y_j.
 template <class T>
 void substitute_block(const LowerMatrix<T>& m, int64_t n, bool unit, int64_t width, T* y) {
   constexpr int64_t kRows = 4;

@@ -265,10 +265,10 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     if constexpr (kRedundant) {
       root = Step::template factor_redundant<true>(x, b, own.panel(), own.vector(0), p, steps, r,
                                                    inverse);
-      __syncwarp();  // every lane has read the right-hand side
     } else {
       root = Step::template factor<true>(x, b, p, steps, r, inverse);
     }
+    __syncwarp();  // every lane has read the right-hand side
     info = first_failure<Step::kLanes>(info, root, p, lane);
     Step::store_columns(own.panel(), x, p, r);
 #pragma unroll
