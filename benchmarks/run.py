@@ -179,11 +179,10 @@ class Session:
         self.target_bytes = int(self.mebibytes * 2**20)
         self.device = options.label or results.device_name()
         self.file = options.output_dir / f"{results.file_stem(self.device)}.jsonl"
-        available = [name for name in IMPLEMENTATIONS if IMPLEMENTATIONS[name].available()]
-        self.names = options.impl or available
-        for name in self.names:
-            if name not in available:
-                raise SystemExit(f"{name} is not installed for this device")
+        wanted = options.impl or list(IMPLEMENTATIONS)
+        self.names = [name for name in wanted if IMPLEMENTATIONS[name].available()]
+        if options.impl and self.names != wanted:
+            raise SystemExit(f"only {self.names} of {wanted} are installed for this device")
         self.bandwidth = timing.copy_bandwidth(self.target_bytes, options.repetitions)
         self.table = Table(
             "op", "dtype", box=SIMPLE_HEAD, title="ms (x floor)", title_justify="left"

@@ -24,21 +24,26 @@ const Kernels& reference_kernels();
 // Name of the instruction set behind kernels().
 const char* isa_name();
 
-// Right-hand sides are packed with rows of this many elements or a multiple of it, so that the
-// inner loops have a fixed length.
-inline constexpr int64_t kColumns = 16;
+// Right-hand sides are packed with rows of a multiple of this many elements (a cache line), so that
+// the inner loops have a fixed length.
+template <class T>
+inline constexpr int64_t kColumns = 64 / sizeof(T);
 
-inline int64_t packed_columns(int64_t nrhs) {
-  return nrhs == 1 ? 1 : (nrhs + kColumns - 1) / kColumns * kColumns;
+template <class T>
+int64_t packed_columns(int64_t nrhs) {
+  return nrhs == 1 ? 1 : (nrhs + kColumns<T> - 1) / kColumns<T> * kColumns<T>;
 }
 
+// Scratch of one task, counted for the narrowest element, whose rows have the most padding.
 inline int64_t scratch_elements(const CholeskyProblem& p) { return p.n * p.n; }
 inline int64_t scratch_elements(const TriangularSolveProblem& p) {
-  return p.n * packed_columns(p.nrhs);
+  return p.n * packed_columns<float>(p.nrhs);
 }
-inline int64_t scratch_elements(const ChoSolveProblem& p) { return p.n * packed_columns(p.nrhs); }
+inline int64_t scratch_elements(const ChoSolveProblem& p) {
+  return p.n * packed_columns<float>(p.nrhs);
+}
 inline int64_t scratch_elements(const SolvePosProblem& p) {
-  return p.n * p.n + p.n * packed_columns(p.nrhs);
+  return p.n * p.n + p.n * packed_columns<float>(p.nrhs);
 }
 
 }  // namespace jax_batched::cpu

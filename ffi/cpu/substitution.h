@@ -39,13 +39,13 @@ template <int kStep, class T>
 void substitute_by_rows(const LowerMatrix<T>& m, int64_t n, bool unit, T* y) {
   for (int64_t i = 0; i < n; ++i) {
     const T* row = m.start + i * m.row;
-    T partial[kColumns];
-    for (int64_t lane = 0; lane < kColumns; ++lane) partial[lane] = T(0);
+    T partial[kColumns<T>];
+    for (int64_t lane = 0; lane < kColumns<T>; ++lane) partial[lane] = T(0);
     // conj(m) y = conj(m conj(y)): the conjugate moves to y, out of the loop over M.
     const auto accumulate = [&](auto load_y) {
       int64_t j = 0;
-      for (; j + kColumns <= i; j += kColumns) {
-        for (int64_t lane = 0; lane < kColumns; ++lane) {
+      for (; j + kColumns<T> <= i; j += kColumns<T>) {
+        for (int64_t lane = 0; lane < kColumns<T>; ++lane) {
           partial[lane] = sub_mul(partial[lane], row[(j + lane) * kStep], load_y(j + lane));
         }
       }
@@ -58,7 +58,7 @@ void substitute_by_rows(const LowerMatrix<T>& m, int64_t n, bool unit, T* y) {
     } else {
       accumulate([y](int64_t j) { return y[j]; });
     }
-    for (int64_t width = kColumns / 2; width > 0; width /= 2) {
+    for (int64_t width = kColumns<T> / 2; width > 0; width /= 2) {
       for (int64_t lane = 0; lane < width; ++lane) {
         partial[lane] = partial[lane] + partial[lane + width];
       }
@@ -75,17 +75,18 @@ void substitute_block(const LowerMatrix<T>& m, int64_t n, bool unit, int64_t wid
   constexpr int64_t kRows = 4;
   for (int64_t i0 = 0; i0 < n; i0 += kRows) {
     const int64_t rows = n - i0 < kRows ? n - i0 : kRows;
-    for (int64_t r0 = 0; r0 < width; r0 += kColumns) {
-      T block[kRows][kColumns];
+    for (int64_t r0 = 0; r0 < width; r0 += kColumns<T>) {
+      T block[kRows][kColumns<T>];
       for (int64_t i = 0; i < rows; ++i) {
-        for (int64_t r = 0; r < kColumns; ++r) block[i][r] = y[(i0 + i) * width + r0 + r];
+        for (int64_t r = 0; r < kColumns<T>; ++r) block[i][r] = y[(i0 + i) * width + r0 + r];
       }
       const auto eliminate = [&](auto row_count) {
         for (int64_t j = 0; j < i0; ++j) {
           const T* y_j = y + j * width + r0;
           for (int64_t i = 0; i < row_count; ++i) {
             const T m_ij = m(i0 + i, j);
-            for (int64_t r = 0; r < kColumns; ++r) block[i][r] = sub_mul(block[i][r], m_ij, y_j[r]);
+            for (int64_t r = 0; r < kColumns<T>; ++r)
+              block[i][r] = sub_mul(block[i][r], m_ij, y_j[r]);
           }
         }
       };
@@ -97,12 +98,12 @@ void substitute_block(const LowerMatrix<T>& m, int64_t n, bool unit, int64_t wid
       for (int64_t i = 0; i < rows; ++i) {
         for (int64_t j = 0; j < i; ++j) {
           const T m_ij = m(i0 + i, i0 + j);
-          for (int64_t r = 0; r < kColumns; ++r) {
+          for (int64_t r = 0; r < kColumns<T>; ++r) {
             block[i][r] = sub_mul(block[i][r], m_ij, block[j][r]);
           }
         }
         const T pivot = unit ? T(1) : m(i0 + i, i0 + i);
-        for (int64_t r = 0; r < kColumns; ++r) {
+        for (int64_t r = 0; r < kColumns<T>; ++r) {
           if (!unit) block[i][r] = divide(block[i][r], pivot);
           y[(i0 + i) * width + r0 + r] = block[i][r];
         }
@@ -161,7 +162,7 @@ void reverse_rows(int64_t n, int64_t width, T* y) {
 
 template <class T>
 void solve_with_factor(const T* c, bool lower, int64_t n, int64_t nrhs, const T* b, T* x, T* y) {
-  const int64_t width = packed_columns(nrhs);
+  const int64_t width = packed_columns<T>(nrhs);
   const LowerSystem first = lower_system(n, nrhs, true, lower, !lower, !lower);
   const LowerSystem second = lower_system(n, nrhs, true, lower, lower, lower);
   pack(first, n, nrhs, b, width, y);

@@ -9,7 +9,7 @@ template <class T>
 cudaError_t cho_solve(cudaStream_t stream, const ChoSolveProblem& problem) {
   if (problem.n > kSubstitutionMaxN) return cudaErrorInvalidValue;
   return launch_substitution<T, /*kSweeps=*/2>(stream, cho_solve_substitution<T>(problem),
-                                                problem.kernel);
+                                               problem.kernel);
 }
 
 template cudaError_t cho_solve<JAX_BATCHED_SCALAR>(cudaStream_t, const ChoSolveProblem&);

@@ -49,8 +49,8 @@ struct TierLauncher {
                                                                                        args);
     } else {
       using Factor = BlockFactor<T, false>;
-      return launch<cholesky_block_kernel<T, kMinBlocks>>(
-          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+      return launch<cholesky_block_kernel<T, kMinBlocks>>(stream, args.batch, 1, Factor::kThreads,
+                                                          Factor::shared_bytes(args.n), args);
     }
   }
 };

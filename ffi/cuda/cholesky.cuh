@@ -29,8 +29,7 @@ struct CholeskyArguments {
 
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class T, int kN>
-__global__ void __launch_bounds__(32)
-    cholesky_thread_kernel(const CholeskyArguments<T> args) {
+__global__ void __launch_bounds__(32) cholesky_thread_kernel(const CholeskyArguments<T> args) {
   using Stage = RecordStage<T, kN * kN>;
   T* stage = reinterpret_cast<T*>(dynamic_shared);
   const int lane = threadIdx.x;
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     } else {
       root = Step::template factor<false>(x, none, p, steps, r, inverse);
     }
-    info = first_failure<Step::kLanes>(info, root, p, lane);
+    Step::template repair<false>(x, none, own, nullptr, p, steps, lane, root, inverse, info);
     Step::store_columns(own, x, p, r);
     __syncwarp();
 #pragma unroll
@@ -112,7 +111,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
         Rows::flush(stage + q * kElements, m[q], p, args.l + offset, n,
                     kExact ? 0 : static_cast<int>(offset % kVector<T>), args.upper, lane);
       }
-      Step::template update<1>(m[q], shared + q * kElements, p, lane);
+      Step::update(m[q], shared + q * kElements, p, lane);
     }
     __syncwarp();
   }

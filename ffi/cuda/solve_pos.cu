@@ -20,13 +20,6 @@ struct ThreadLauncher {
   }
 };
 
-template <class T, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
-cudaError_t launch_warp(cudaStream_t stream, const SolvePosArguments<T>& args) {
-  return launch<solve_pos_warp_kernel<T, kTiles, kGroup, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * kGroup, 32 * kWarps,
-      solve_pos_warp_shared_bytes<T, kTiles, kGroup, kWarps>(), args);
-}
-
 template <class T>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -42,10 +35,9 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      return args.n == 8 * kTiles
-                 ? launch_warp<T, kTiles, kTier.group, true, kTier.warps, kMinBlocks>(stream, args)
-                 : launch_warp<T, kTiles, kTier.group, false, kTier.warps, kMinBlocks>(stream,
-                                                                                       args);
+      return launch<solve_pos_warp_kernel<T, kTiles, kTier.group, kTier.warps, kMinBlocks>>(
+          stream, args.batch, kTier.warps * kTier.group, 32 * kTier.warps,
+          solve_pos_warp_shared_bytes<T, kTiles, kTier.group, kTier.warps>(), args);
     } else {
       using Factor = BlockFactor<T, true>;
       static_assert(Factor::shared_bytes(kTier.max_n) <= 99 * 1024,

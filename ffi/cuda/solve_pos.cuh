@@ -116,103 +116,113 @@ constexpr size_t solve_pos_thread_shared_bytes() {
 }
 
 // What one warp keeps in shared memory per matrix, besides the panel: the factor's diagonal blocks,
-// the reciprocals of its diagonal, and the right-hand side that turns into y and then into x.
+// the reciprocals of its diagonal, and right-hand sides that turn into y and then into x.
 template <class T, int kTiles, int kGroup>
 struct SolveWorkspace {
   using Step = Panel<T, kTiles, kGroup>;
-  static constexpr int kBlocks = Step::kElements;
-  static constexpr int kInverses = kBlocks + 64 * kTiles;  // elements of T, used as Real<T>
-  static constexpr int kRightHandSide = kInverses + 8 * kTiles;
-  static constexpr int kSums = kRightHandSide + 8 * kTiles;
-  static constexpr int kElements = kSums + 8;
+  static constexpr int kColumns = Step::kLanes / 8;  // right-hand sides at a time, 8 lanes each
+  static constexpr int kBlocksAt = Step::kElements;
+  static constexpr int kInversesAt = kBlocksAt + 64 * kTiles;  // elements of T, used as Real<T>
+  static constexpr int kVectorsAt = kInversesAt + 8 * kTiles;
+  static constexpr int kSumsAt = kVectorsAt + kColumns * 8 * kTiles;
+  static constexpr int kElements = kSumsAt + kColumns * 8;
 
   T* base;
   __device__ __forceinline__ T* panel() const { return base; }
-  __device__ __forceinline__ T* block(int p) const { return base + kBlocks + 64 * p; }
+  __device__ __forceinline__ T* block(int p) const { return base + kBlocksAt + 64 * p; }
   __device__ __forceinline__ Real<T>* inverse(int p) const {
-    return reinterpret_cast<Real<T>*>(base + kInverses) + 8 * p;
+    return reinterpret_cast<Real<T>*>(base + kInversesAt) + 8 * p;
   }
-  __device__ __forceinline__ T* vector(int p) const { return base + kRightHandSide + 8 * p; }
-  __device__ __forceinline__ T* sums() const { return base + kSums; }
+  __device__ __forceinline__ T* vector(int column) const {
+    return base + kVectorsAt + 8 * kTiles * column;
+  }
+  __device__ __forceinline__ T* sums(int column) const { return base + kSumsAt + 8 * column; }
 
-  // Every lane solves with the 8x8 diagonal block for itself (z from shared memory, then
-  // registers), and lanes 0..7 write the result to vector(p).
-  __device__ __forceinline__ void put(const T (&z)[8], int p, int lane) const {
+  // sums = (sum over j < p of L_pj y_j), rows of tile p.
+  __device__ __forceinline__ void sum_left(const Fragment<T, kTiles>& m, int p, int first,
+                                           int columns, int lane) const {
+#pragma unroll 1
+    for (int column = first; column < columns; ++column) {
+      T sum = T(0);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (j >= p) continue;
+        const auto y = *reinterpret_cast<const Pair<T>*>(vector(column) + 8 * j + 2 * (lane % 4));
+        sum = add_mul(add_mul(sum, m[p][j][0], y.a), m[p][j][1], y.b);
+      }
+      sum = sum + shuffle_xor(sum, 1);
+      sum = sum + shuffle_xor(sum, 2);
+      if (lane % 4 == 0) sums(column)[lane / 4] = sum;
+    }
+  }
+
+  // sums = (sum over i > p of L_ip^H x_i), columns of tile p. Lanes with bit 4 set reduce the
+  // second column of their pair, the others the first.
+  __device__ __forceinline__ void sum_below(const Fragment<T, kTiles>& m, int p, int columns,
+                                            int lane) const {
+#pragma unroll 1
+    for (int column = 0; column < columns; ++column) {
+      T s0 = T(0), s1 = T(0);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        if (i <= p) continue;
+        const T x = vector(column)[8 * i + lane / 4];
+        s0 = add_conj_mul(s0, m[i][p][0], x);
+        s1 = add_conj_mul(s1, m[i][p][1], x);
+      }
+      const bool second = lane & 16;
+      T sum = (second ? s1 : s0) + shuffle_xor(second ? s0 : s1, 16);
+      sum = sum + shuffle_xor(sum, 8);
+      sum = sum + shuffle_xor(sum, 4);
+      if (lane % 16 < 4) sums(column)[2 * lane - 31 * second] = sum;
+    }
+  }
+
+  // y_p = L_pp^-1 (b_p - sums), or x_p = L_pp^-H (y_p - sums) if kBackward: 8 lanes per right-hand
+  // side, `lane` counted within this matrix; columns before `first` stay as they are. Each of the 8
+  // lanes solves the whole block for itself: handing the solution around by shuffles takes fewer
+  // instructions, but 8 times the latency of a shuffle, which was slower.
+  template <bool kBackward>
+  __device__ __forceinline__ void solve_block(int p, bool subtract, int first, int columns,
+                                              int lane) const {
+    const int column = lane / 8, r = lane % 8;
+    const int from = min(column, columns - 1);
+    T z[8], row[8];
+    Real<T> inverses[8];
+    load_vectors(z, vector(from) + 8 * p, 8);
+    if (subtract) {
+      load_vectors(row, sums(from), 8);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) z[k] = z[k] - row[k];
+    }
+    load_vectors(inverses, inverse(p), 8);
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+      const int k = kBackward ? 7 - step : step;
+      load_vectors(row, block(p) + 8 * k, k);
+      if constexpr (kBackward) {
+        z[k] = scale(z[k], inverses[k]);
+#pragma unroll
+        for (int c = 0; c < k; ++c) z[c] = sub_mul_conj(z[c], z[k], row[c]);
+      } else {
+#pragma unroll
+        for (int c = 0; c < k; ++c) z[k] = sub_mul(z[k], row[c], z[c]);
+        z[k] = scale(z[k], inverses[k]);
+      }
+    }
     T own = z[0];
 #pragma unroll
     for (int k = 1; k < 8; ++k) {
-      if (lane == k) own = z[k];
+      if (r == k) own = z[k];
     }
-    if (lane < 8) vector(p)[lane] = own;
-  }
-
-  // y_p = L_pp^-1 (b_p - sum over j < p of L_pj y_j), b in vector(p).
-  __device__ __forceinline__ void forward(const Fragment<T, kTiles>& m, int p, int lane) const {
-    T sum = T(0);
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
-      if (j >= p) continue;
-      const auto y = *reinterpret_cast<const Pair<T>*>(vector(j) + 2 * (lane % 4));
-      sum = add_mul(sum, m[p][j][0], y.a);
-      sum = add_mul(sum, m[p][j][1], y.b);
-    }
-    if (p > 0) {
-      sum = sum + shuffle_xor(sum, 1);
-      sum = sum + shuffle_xor(sum, 2);
-    }
-    if (lane % 4 == 0) sums()[lane / 4] = sum;
-    __syncwarp();
-    T z[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) z[k] = vector(p)[k] - sums()[k];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      z[k] = scale(z[k], inverse(p)[k]);
-#pragma unroll
-      for (int c = k + 1; c < 8; ++c) z[c] = sub_mul(z[c], block(p)[8 * c + k], z[k]);
-    }
-    __syncwarp();
-    put(z, p, lane);
-    __syncwarp();
-  }
-
-  // x_p = L_pp^-H (y_p - sum over i > p of L_ip^H x_i), y in vector(p).
-  __device__ __forceinline__ void backward(const Fragment<T, kTiles>& m, int p, int lane) const {
-    T s0 = T(0), s1 = T(0);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      if (i <= p) continue;
-      const T x = vector(i)[lane / 4];
-      s0 = add_conj_mul(s0, m[i][p][0], x);
-      s1 = add_conj_mul(s1, m[i][p][1], x);
-    }
-    if (p < kTiles - 1) {
-#pragma unroll
-      for (int d = 4; d < 32; d *= 2) {
-        s0 = s0 + shuffle_xor(s0, d);
-        s1 = s1 + shuffle_xor(s1, d);
-      }
-    }
-    if (lane < 4) *reinterpret_cast<Pair<T>*>(sums() + 2 * lane) = {s0, s1};
-    __syncwarp();
-    T z[8];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) z[k] = vector(p)[k] - sums()[k];
-#pragma unroll
-    for (int k = 7; k >= 0; --k) {
-      z[k] = scale(z[k], inverse(p)[k]);
-#pragma unroll
-      for (int c = 0; c < k; ++c) z[c] = sub_mul_conj(z[c], z[k], block(p)[8 * k + c]);
-    }
-    __syncwarp();
-    put(z, p, lane);
-    __syncwarp();
+    __syncwarp();  // every lane has read the right-hand side
+    if (column >= first && column < columns) vector(column)[8 * p + r] = own;
   }
 };
 
 // One warp for kGroup matrices, held in registers as tiles. The first right-hand side rides along
 // as one more column of the panels; the others are substituted on the fragments.
-template <class T, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kGroup, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     solve_pos_warp_kernel(const SolvePosArguments<T> args) {
   using Workspace = SolveWorkspace<T, kTiles, kGroup>;
@@ -221,38 +231,38 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kGroup;
   if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = kExact ? 8 * kTiles : args.n;
+  const int n = args.n;
   const int64_t nrhs = args.nrhs;
-  T* shared =
-      reinterpret_cast<T*>(dynamic_shared) + warp * (kGroup * Workspace::kElements);
+  T* shared = reinterpret_cast<T*>(dynamic_shared) + warp * (kGroup * Workspace::kElements);
+  const auto workspace = [&](int q) { return Workspace{shared + q * Workspace::kElements}; };
 
-  // Entry m of the batch, clamped: a group that is not full computes its last matrix again.
+  // Entry q of the group, clamped: a group that is not full computes its last matrix again.
   const auto entry = [&](int q) { return min(first + q, args.batch - 1); };
-  const auto load_rhs = [&](const Workspace& work, int q, int64_t column) {
+  const auto load_rhs = [&](int q, int64_t column, int columns) {
     const T* b = args.b + args.b_map(entry(q)) * n * nrhs + column;
-#pragma unroll
-    for (int i = lane; i < 8 * kTiles; i += 32) {
-      work.vector(0)[i] = kExact || i < n ? conj_if(args.upper, b[i * nrhs]) : T(0);
+    T* to = workspace(q).vector(0);
+    for (int e = lane; e < 8 * kTiles * columns; e += 32) {
+      const int i = columns == 1 ? e : e / columns, c = columns == 1 ? 0 : e % columns;
+      to[8 * kTiles * c + i] = i < n ? conj_if(args.upper, b[i * nrhs + c]) : T(0);
     }
   };
 
+  int columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs));
   Fragment<T, kTiles> m[kGroup];
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) {
-    load_fragment<kExact, T, kTiles>(m[q], args.a + args.a_map(entry(q)) * n * n, n, args.upper,
-                                     false, lane);
-    load_rhs(Workspace{shared + q * Workspace::kElements}, q, 0);
+    load_fragment<false, T, kTiles>(m[q], args.a + args.a_map(entry(q)) * n * n, n, args.upper,
+                                    false, lane);
+    load_rhs(q, 0, columns);
   }
   // In the panel phase this lane works on row r of matrix `mine`.
   const int mine = lane / Step::kLanes, r = lane % Step::kLanes;
-  const Workspace own{shared + mine * Workspace::kElements};
+  const Workspace own = workspace(mine);
   int info = 0;
 #pragma unroll
   for (int p = 0; p < kTiles; ++p) {
 #pragma unroll
-    for (int q = 0; q < kGroup; ++q) {
-      Step::publish(shared + q * Workspace::kElements, m[q], p, lane);
-    }
+    for (int q = 0; q < kGroup; ++q) Step::publish(workspace(q).panel(), m[q], p, lane);
     __syncwarp();
     T x[Step::kSlots][8], b[Step::kSlots];
     Step::load_rows(x, own.panel(), p, r);
@@ -260,7 +270,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     for (int s = 0; s < Step::kSlots; ++s) {
       if (Step::in_use(p, s)) b[s] = own.vector(0)[Step::row(p, s, r)];
     }
-    const int steps = kExact || p < kTiles - 1 ? 8 : n - 8 * p;
+    const int steps = p < kTiles - 1 ? 8 : n - 8 * p;
     Real<T> inverse = 1, root;
     if constexpr (kRedundant) {
       root = Step::template factor_redundant<true>(x, b, own.panel(), own.vector(0), p, steps, r,
@@ -269,7 +279,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
       root = Step::template factor<true>(x, b, p, steps, r, inverse);
     }
     __syncwarp();  // every lane has read the right-hand side
-    info = first_failure<Step::kLanes>(info, root, p, lane);
+    Step::template repair<true>(x, b, own.panel(), own.vector(0), p, steps, lane, root, inverse,
+                                info);
     Step::store_columns(own.panel(), x, p, r);
 #pragma unroll
     for (int s = 0; s < Step::kSlots; ++s) {
@@ -290,48 +301,55 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
-      T* panel = shared + q * Workspace::kElements;
-      if (p + 1 < kTiles) Step::read_back(m[q], panel, p, p + 1, lane);
-      Step::template update<1>(m[q], panel, p, lane);
+      if (p + 1 < kTiles) Step::read_back(m[q], workspace(q).panel(), p, p + 1, lane);
+      Step::update(m[q], workspace(q).panel(), p, lane);
     }
     __syncwarp();
   }
-  int failed[kGroup];
-#pragma unroll
-  for (int q = 0; q < kGroup; ++q) {
-    failed[q] = __shfl_sync(kFullWarp, info, q * Step::kLanes);
-    if (lane == 0 && first + q < args.batch) args.info[first + q] = failed[q];
-  }
+  if (r == 0 && first + mine < args.batch) args.info[first + mine] = info;
+
+  int done = 1;  // columns that the panels have taken forward
 #pragma unroll 1
-  for (int64_t column = 0; column < nrhs; ++column) {
+  for (int64_t column = 0; column < nrhs; column += Workspace::kColumns) {
+    columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs - column));
     if (column > 0) {
 #pragma unroll
-      for (int q = 0; q < kGroup; ++q) {
-        load_rhs(Workspace{shared + q * Workspace::kElements}, q, column);
-      }
+      for (int q = 0; q < kGroup; ++q) load_rhs(q, column, columns);
       __syncwarp();
+    }
+    if (done < columns) {
 #pragma unroll
       for (int p = 0; p < kTiles; ++p) {
+        if (p > 0) {
 #pragma unroll
-        for (int q = 0; q < kGroup; ++q) {
-          Workspace{shared + q * Workspace::kElements}.forward(m[q], p, lane);
+          for (int q = 0; q < kGroup; ++q) workspace(q).sum_left(m[q], p, done, columns, lane);
+          __syncwarp();
         }
+        own.template solve_block<false>(p, p > 0, done, columns, r);
+        __syncwarp();
       }
     }
+    done = 0;
 #pragma unroll
     for (int p = kTiles - 1; p >= 0; --p) {
+      if (p < kTiles - 1) {
 #pragma unroll
-      for (int q = 0; q < kGroup; ++q) {
-        Workspace{shared + q * Workspace::kElements}.backward(m[q], p, lane);
+        for (int q = 0; q < kGroup; ++q) workspace(q).sum_below(m[q], p, columns, lane);
+        __syncwarp();
       }
+      own.template solve_block<true>(p, p < kTiles - 1, 0, columns, r);
+      __syncwarp();
     }
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
+      const int failed = __shfl_sync(kFullWarp, info, q * Step::kLanes);
       if (first + q >= args.batch) continue;
-      const Workspace work{shared + q * Workspace::kElements};
+      const T* from = workspace(q).vector(0);
       T* to = args.x + (first + q) * n * nrhs + column;
-      for (int i = lane; i < n; i += 32) {
-        to[i * nrhs] = failed[q] ? failed_value<T>() : conj_if(args.upper, work.vector(0)[i]);
+      for (int e = lane; e < n * columns; e += 32) {
+        const int i = columns == 1 ? e : e / columns, c = columns == 1 ? 0 : e % columns;
+        to[i * nrhs + c] =
+            failed ? failed_value<T>() : conj_if(args.upper, from[8 * kTiles * c + i]);
       }
     }
     __syncwarp();

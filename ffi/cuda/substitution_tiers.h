@@ -38,25 +38,17 @@ struct SubstitutionTier {
 inline constexpr int64_t kAny = INT64_MAX;
 
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
-    {DType::kFloat32, 8, 64, "thread"},
-    {DType::kFloat32, 192, 8, "warp"},
-    {DType::kFloat32, 4096, 4, "block"},
-    {DType::kFloat32, kAny, kAny, "columns"},
+    {DType::kFloat32, 8, 64, "thread"},     {DType::kFloat32, 192, 8, "warp"},
+    {DType::kFloat32, 4096, 4, "block"},    {DType::kFloat32, kAny, kAny, "columns"},
 
-    {DType::kFloat64, 8, 64, "thread"},
-    {DType::kFloat64, 128, 8, "warp"},
-    {DType::kFloat64, 2048, 4, "block"},
-    {DType::kFloat64, kAny, kAny, "columns"},
+    {DType::kFloat64, 8, 64, "thread"},     {DType::kFloat64, 128, 8, "warp"},
+    {DType::kFloat64, 2048, 4, "block"},    {DType::kFloat64, kAny, kAny, "columns"},
 
-    {DType::kComplex64, 8, 64, "thread"},
-    {DType::kComplex64, 128, 8, "warp"},
-    {DType::kComplex64, 2048, 4, "block"},
-    {DType::kComplex64, kAny, kAny, "columns"},
+    {DType::kComplex64, 8, 64, "thread"},   {DType::kComplex64, 128, 8, "warp"},
+    {DType::kComplex64, 2048, 4, "block"},  {DType::kComplex64, kAny, kAny, "columns"},
 
-    {DType::kComplex128, 8, 64, "thread"},
-    {DType::kComplex128, 96, 8, "warp"},
-    {DType::kComplex128, 1024, 4, "block"},
-    {DType::kComplex128, kAny, kAny, "columns"},
+    {DType::kComplex128, 8, 64, "thread"},  {DType::kComplex128, 96, 8, "warp"},
+    {DType::kComplex128, 1024, 4, "block"}, {DType::kComplex128, kAny, kAny, "columns"},
 };
 
 // sweeps: 1 for a triangular solve, 2 for a solve with a Cholesky factor.

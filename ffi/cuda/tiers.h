@@ -18,9 +18,9 @@ struct Tier {
   int min_n;
   int max_n;
   std::string_view kernel;  // "thread", "warp" or "block"
-  int group;       // matrices per warp that share the panel phase ("warp")
-  int warps;       // warps per block
-  int min_blocks;  // resident blocks per multiprocessor the register cap is for; 0: no cap
+  int group;                // matrices per warp that share the panel phase ("warp")
+  int warps;                // warps per block
+  int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
 };
 
 inline constexpr int64_t kNoTier = -1;
@@ -52,42 +52,27 @@ constexpr int64_t max_n(const Tier (&table)[kRows], DType dtype) {
 // ---- cholesky ----
 
 inline constexpr Tier kCholeskyTiers[] = {
-    {DType::kFloat32, 1, 12, "thread", 32, 1, 0},
-    {DType::kFloat32, 9, 16, "warp", 2, 4, 5},
-    {DType::kFloat32, 17, 24, "warp", 2, 4, 6},
-    {DType::kFloat32, 25, 32, "warp", 2, 4, 5},
-    {DType::kFloat32, 33, 40, "warp", 1, 4, 6},
-    {DType::kFloat32, 41, 48, "warp", 1, 1, 16},
-    {DType::kFloat32, 49, 56, "warp", 1, 1, 16},
-    {DType::kFloat32, 57, 64, "warp", 1, 1, 16},
+    {DType::kFloat32, 1, 16, "thread", 32, 1, 0},   {DType::kFloat32, 9, 16, "warp", 2, 4, 5},
+    {DType::kFloat32, 17, 24, "warp", 2, 4, 6},     {DType::kFloat32, 25, 32, "warp", 2, 4, 5},
+    {DType::kFloat32, 33, 40, "warp", 1, 4, 6},     {DType::kFloat32, 41, 48, "warp", 1, 1, 16},
+    {DType::kFloat32, 49, 56, "warp", 1, 1, 16},    {DType::kFloat32, 57, 64, "warp", 1, 1, 12},
     {DType::kFloat32, 1, 512, "block", 1, 4, 4},
 
-    {DType::kFloat64, 1, 12, "thread", 32, 1, 0},
-    {DType::kFloat64, 9, 16, "warp", 2, 4, 0},
-    {DType::kFloat64, 17, 24, "warp", 1, 4, 0},
-    {DType::kFloat64, 25, 32, "warp", 1, 4, 0},
-    {DType::kFloat64, 33, 40, "warp", 1, 1, 0},
-    {DType::kFloat64, 41, 48, "warp", 1, 1, 0},
-    {DType::kFloat64, 49, 56, "warp", 1, 1, 0},
-    {DType::kFloat64, 57, 64, "warp", 1, 1, 0},
+    {DType::kFloat64, 1, 12, "thread", 32, 1, 0},   {DType::kFloat64, 9, 16, "warp", 2, 4, 5},
+    {DType::kFloat64, 17, 24, "warp", 1, 4, 5},     {DType::kFloat64, 25, 32, "warp", 1, 4, 5},
+    {DType::kFloat64, 33, 40, "warp", 1, 1, 0},     {DType::kFloat64, 41, 48, "warp", 1, 1, 0},
+    {DType::kFloat64, 49, 56, "warp", 1, 1, 0},     {DType::kFloat64, 57, 64, "warp", 1, 1, 0},
     {DType::kFloat64, 1, 512, "block", 1, 4, 0},
 
-    {DType::kComplex64, 1, 8, "thread", 32, 1, 0},
-    {DType::kComplex64, 9, 16, "warp", 2, 4, 0},
-    {DType::kComplex64, 17, 24, "warp", 2, 4, 0},
-    {DType::kComplex64, 25, 32, "warp", 1, 1, 0},
-    {DType::kComplex64, 33, 40, "warp", 1, 1, 0},
-    {DType::kComplex64, 41, 48, "warp", 1, 1, 0},
-    {DType::kComplex64, 49, 56, "warp", 1, 1, 0},
-    {DType::kComplex64, 57, 64, "warp", 1, 1, 0},
+    {DType::kComplex64, 1, 8, "thread", 32, 1, 0},  {DType::kComplex64, 9, 16, "warp", 2, 4, 0},
+    {DType::kComplex64, 17, 24, "warp", 2, 4, 0},   {DType::kComplex64, 25, 32, "warp", 1, 1, 0},
+    {DType::kComplex64, 33, 40, "warp", 1, 1, 0},   {DType::kComplex64, 41, 48, "warp", 1, 1, 0},
+    {DType::kComplex64, 49, 56, "warp", 1, 1, 0},   {DType::kComplex64, 57, 64, "warp", 1, 1, 0},
     {DType::kComplex64, 1, 512, "block", 1, 4, 0},
 
-    {DType::kComplex128, 1, 8, "thread", 32, 1, 0},
-    {DType::kComplex128, 9, 16, "warp", 2, 4, 0},
-    {DType::kComplex128, 17, 24, "warp", 2, 4, 0},
-    {DType::kComplex128, 25, 32, "warp", 1, 1, 0},
-    {DType::kComplex128, 33, 40, "warp", 1, 1, 0},
-    {DType::kComplex128, 41, 48, "warp", 1, 1, 0},
+    {DType::kComplex128, 1, 8, "thread", 32, 1, 0}, {DType::kComplex128, 9, 16, "warp", 2, 4, 0},
+    {DType::kComplex128, 17, 24, "warp", 2, 4, 0},  {DType::kComplex128, 25, 32, "warp", 1, 1, 0},
+    {DType::kComplex128, 33, 40, "warp", 1, 1, 0},  {DType::kComplex128, 41, 48, "warp", 1, 1, 0},
     {DType::kComplex128, 1, 512, "block", 1, 4, 0},
 };
 
@@ -97,42 +82,27 @@ inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
 // ---- solve_pos ----
 
 inline constexpr Tier kSolvePosTiers[] = {
-    {DType::kFloat32, 1, 16, "thread", 32, 1, 0},
-    {DType::kFloat32, 9, 16, "warp", 2, 4, 0},
-    {DType::kFloat32, 17, 24, "warp", 2, 4, 0},
-    {DType::kFloat32, 25, 32, "warp", 2, 4, 0},
-    {DType::kFloat32, 33, 40, "warp", 1, 4, 0},
-    {DType::kFloat32, 41, 48, "warp", 1, 1, 16},
-    {DType::kFloat32, 49, 56, "warp", 1, 1, 16},
-    {DType::kFloat32, 57, 64, "warp", 1, 1, 16},
+    {DType::kFloat32, 1, 16, "thread", 32, 1, 0},   {DType::kFloat32, 9, 16, "warp", 2, 4, 0},
+    {DType::kFloat32, 17, 24, "warp", 2, 4, 0},     {DType::kFloat32, 25, 32, "warp", 2, 4, 4},
+    {DType::kFloat32, 33, 40, "warp", 1, 4, 0},     {DType::kFloat32, 41, 48, "warp", 1, 1, 16},
+    {DType::kFloat32, 49, 56, "warp", 1, 1, 16},    {DType::kFloat32, 57, 64, "warp", 1, 1, 12},
     {DType::kFloat32, 1, 128, "block", 1, 4, 0},
 
-    {DType::kFloat64, 1, 12, "thread", 32, 1, 0},
-    {DType::kFloat64, 9, 16, "warp", 2, 4, 0},
-    {DType::kFloat64, 17, 24, "warp", 2, 4, 0},
-    {DType::kFloat64, 25, 32, "warp", 1, 4, 0},
-    {DType::kFloat64, 33, 40, "warp", 1, 1, 0},
-    {DType::kFloat64, 41, 48, "warp", 1, 1, 0},
-    {DType::kFloat64, 49, 56, "warp", 1, 1, 0},
-    {DType::kFloat64, 57, 64, "warp", 1, 1, 0},
+    {DType::kFloat64, 1, 12, "thread", 32, 1, 0},   {DType::kFloat64, 9, 16, "warp", 2, 4, 5},
+    {DType::kFloat64, 17, 24, "warp", 2, 4, 0},     {DType::kFloat64, 25, 32, "warp", 2, 4, 3},
+    {DType::kFloat64, 33, 40, "warp", 1, 1, 0},     {DType::kFloat64, 41, 48, "warp", 1, 1, 0},
+    {DType::kFloat64, 49, 56, "warp", 1, 1, 0},     {DType::kFloat64, 57, 64, "warp", 1, 1, 0},
     {DType::kFloat64, 1, 96, "block", 1, 4, 0},
 
-    {DType::kComplex64, 1, 8, "thread", 32, 1, 0},
-    {DType::kComplex64, 9, 16, "warp", 2, 4, 0},
-    {DType::kComplex64, 17, 24, "warp", 1, 4, 0},
-    {DType::kComplex64, 25, 32, "warp", 1, 1, 0},
-    {DType::kComplex64, 33, 40, "warp", 1, 1, 0},
-    {DType::kComplex64, 41, 48, "warp", 1, 1, 0},
-    {DType::kComplex64, 49, 56, "warp", 1, 1, 0},
-    {DType::kComplex64, 57, 64, "warp", 1, 1, 0},
+    {DType::kComplex64, 1, 8, "thread", 32, 1, 0},  {DType::kComplex64, 9, 16, "warp", 2, 4, 0},
+    {DType::kComplex64, 17, 24, "warp", 1, 4, 0},   {DType::kComplex64, 25, 32, "warp", 1, 1, 0},
+    {DType::kComplex64, 33, 40, "warp", 1, 1, 0},   {DType::kComplex64, 41, 48, "warp", 1, 1, 0},
+    {DType::kComplex64, 49, 56, "warp", 1, 1, 0},   {DType::kComplex64, 57, 64, "warp", 1, 1, 0},
     {DType::kComplex64, 1, 96, "block", 1, 4, 0},
 
-    {DType::kComplex128, 1, 8, "thread", 32, 1, 0},
-    {DType::kComplex128, 9, 16, "warp", 2, 4, 0},
-    {DType::kComplex128, 17, 24, "warp", 1, 4, 0},
-    {DType::kComplex128, 25, 32, "warp", 1, 1, 0},
-    {DType::kComplex128, 33, 40, "warp", 1, 1, 0},
-    {DType::kComplex128, 41, 48, "warp", 1, 1, 0},
+    {DType::kComplex128, 1, 8, "thread", 32, 1, 0}, {DType::kComplex128, 9, 16, "warp", 2, 4, 0},
+    {DType::kComplex128, 17, 24, "warp", 1, 4, 0},  {DType::kComplex128, 25, 32, "warp", 1, 1, 0},
+    {DType::kComplex128, 33, 40, "warp", 1, 1, 0},  {DType::kComplex128, 41, 48, "warp", 1, 1, 0},
     {DType::kComplex128, 1, 64, "block", 1, 4, 0},
 };
 

@@ -9,9 +9,10 @@ template <class T>
 cudaError_t triangular_solve(cudaStream_t stream, const TriangularSolveProblem& problem) {
   if (problem.n > kSubstitutionMaxN) return cudaErrorInvalidValue;
   return launch_substitution<T, /*kSweeps=*/1>(stream, triangular_solve_substitution<T>(problem),
-                                                problem.kernel);
+                                               problem.kernel);
 }
 
-template cudaError_t triangular_solve<JAX_BATCHED_SCALAR>(cudaStream_t, const TriangularSolveProblem&);
+template cudaError_t triangular_solve<JAX_BATCHED_SCALAR>(cudaStream_t,
+                                                          const TriangularSolveProblem&);
 
 }  // namespace jax_batched::cuda

@@ -1,24 +1,28 @@
-// Asynchronous copies of single elements from global to shared memory.
-//
-// An element at a time, because a triangle seen through strides has no better common alignment, and
-// because nothing but the triangle may be read. The lanes of a warp copy neighbouring elements, so
-// the accesses are coalesced all the same.
+// Asynchronous copies from global to shared memory.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace jax_batched::cuda {
 
-// Starts a copy; `wait_for_copies` and then a barrier make it visible. Before sm_80, which has no
-// such instruction, the copy is done when this returns.
+// Starts a copy of one T of 4, 8 or 16 bytes, aligned to its size. `wait_for_copies` and then a
+// barrier make it visible. Before sm_80, which has no such instruction, the copy is done when this
+// returns.
 template <class T>
 __device__ __forceinline__ void copy_async(T* shared, const T* global) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   const unsigned destination = static_cast<unsigned>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
-               :
-               : "r"(destination), "l"(global), "n"(sizeof(T))
-               : "memory");
+  if constexpr (sizeof(T) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :
+                 : "r"(destination), "l"(global)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :
+                 : "r"(destination), "l"(global), "n"(sizeof(T))
+                 : "memory");
+  }
 #else
   *shared = *global;
 #endif

@@ -271,9 +271,10 @@ struct BlockFactor {
               for (int k = 0; k < 8; ++k) x[0][k] = own[k];
               __syncwarp();
               Real<T> own_inverse = 1;
-              const Real<T> root = Block::template factor<false>(x, none, 0, n - c0 - 8 * p, lane,
-                                                                 own_inverse);
-              info = first_failure<32>(info, root, c0 / 8 + p, lane);
+              const Real<T> root = Block::template factor<false, true>(x, none, 0, n - c0 - 8 * p,
+                                                                       lane, own_inverse);
+              const unsigned failed = __ballot_sync(kFullWarp, is_nan(root));
+              if (info == 0 && failed != 0) info = c0 + 8 * p + __ffs(failed);
               if (lane < 8 && 8 * p + lane < rows) {
 #pragma unroll
                 for (int k = 0; k < 8; ++k) own[k] = x[0][k];

@@ -102,21 +102,23 @@ struct RowStage {
     if (kExact) n = 8 * kTiles;
     T* s = kExact ? stage : stage + shift;
     if (!upper) {
-      const bool pairs = kExact || n % 2 == 0;
+      const auto in_rows = kExact || p < kTiles - 1 || 8 * p + g < n;
+      const auto in_matrix = [&](int j, int column) {
+        return in_rows && (kExact || j < kTiles - 1 || column < n);
+      };
+      T* to = s + g * row + c;
+      if (kExact || n % 2 == 0) {
 #pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        if (j > p) continue;
-        T* to = s + g * row + 8 * j + c;
-        if (kExact || p < kTiles - 1) {
-          if (pairs) {
-            *reinterpret_cast<Pair<T>*>(to) = {m[p][j][0], m[p][j][1]};
-          } else {
-            to[0] = m[p][j][0];
-            to[1] = m[p][j][1];
-          }
-        } else if (8 * p + g < n) {
-          if (8 * j + c < n) to[0] = m[p][j][0];
-          if (8 * j + c + 1 < n) to[1] = m[p][j][1];
+        for (int j = 0; j < kTiles; ++j) {
+          if (j > p || !in_matrix(j, 8 * j + c)) continue;
+          *reinterpret_cast<Pair<T>*>(to + 8 * j) = {m[p][j][0], m[p][j][1]};
+        }
+      } else {
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          if (j > p) continue;
+          if (in_matrix(j, 8 * j + c)) to[8 * j] = m[p][j][0];
+          if (in_matrix(j, 8 * j + c + 1)) to[8 * j + 1] = m[p][j][1];
         }
       }
     } else {
@@ -144,7 +146,7 @@ struct RowStage {
         }
       }
     } else {
-      store_run(dst, shift, min(8, n - 8 * p) * n, stage, lane);
+      store_run<kElements>(dst, shift, min(8, n - 8 * p) * n, stage, lane);
     }
     __syncwarp();
   }

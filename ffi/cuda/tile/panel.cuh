@@ -7,6 +7,8 @@
 // traffic, not by arithmetic, and beats float32 tensor-core emulation.
 #pragma once
 
+#include <type_traits>
+
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/math.cuh"
 
@@ -14,9 +16,9 @@ namespace jax_batched::cuda {
 
 template <class T, int kTiles, int kGroup>
 struct Panel {
-  static constexpr int kLanes = 32 / kGroup;                      // lanes per matrix, one per row
-  static constexpr int kSlots = ceil_div(8 * kTiles, kLanes);     // rows per lane
-  static constexpr int kRow = 8 + kVector<T>;                     // stride of `rows`
+  static constexpr int kLanes = 32 / kGroup;                   // lanes per matrix, one per row
+  static constexpr int kSlots = ceil_div(8 * kTiles, kLanes);  // rows per lane
+  static constexpr int kRow = 8 + kVector<T>;                  // stride of `rows`
   static constexpr int kTile = kVector<T> * make_odd(ceil_div(kTiles, kVector<T>));
   static constexpr int kRowsElements = 8 * kTiles * kRow;
   static constexpr int kColumnsElements = 64 * kTile;
@@ -94,7 +96,9 @@ struct Panel {
   // side b is one more column of the matrix, which gives y = L^-1 b: y_k = b_k / l_kk,
   // b_i -= l_ik y_k. `steps` is the number of columns of the matrix in this panel. Returns the root
   // of this lane's own pivot (lanes 0..7 of a matrix), 1 elsewhere; inverse gets its reciprocal.
-  template <bool kSolve>
+  // Where a root is not plain the panel must go through repair(); with kAnyPivot every pivot is
+  // handled here.
+  template <bool kSolve, bool kAnyPivot = false>
   static __device__ __forceinline__ Real<T> factor(T (&x)[kSlots][8], T (&b)[kSlots], int p,
                                                    int steps, int r, Real<T>& inverse) {
     Real<T> own_root = 1;
@@ -107,7 +111,7 @@ struct Panel {
       T column[8];
 #pragma unroll
       for (int j = k + 1; j < 8; ++j) column[j] = shuffle(x[0][k], j, kLanes);
-      const PivotRoot<Real<T>> pivot = pivot_root(d);
+      const PivotRoot<Real<T>> pivot = kAnyPivot ? pivot_root(d) : pivot_root_in_range(d);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         if (in_use(p, s)) x[s][k] = scale(x[s][k], pivot.inverse);
@@ -162,7 +166,7 @@ struct Panel {
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       if (k >= steps) continue;
-      const PivotRoot<Real<T>> pivot = pivot_root(real(block[k][k]));
+      const PivotRoot<Real<T>> pivot = pivot_root_in_range(real(block[k][k]));
 #pragma unroll
       for (int j = k + 1; j < 8; ++j) block[j][k] = scale(block[j][k], pivot.inverse);
 #pragma unroll
@@ -200,12 +204,103 @@ struct Panel {
     return own_root;
   }
 
-  // Trailing update, tiles (i, j) with i >= j > p: m_ij -= l_ip conj(l_jp)^T, 8 rank-1 steps. The
-  // loop over k stays rolled (kUnroll 1 or 2): straight-line code would overflow the instruction
-  // cache.
-  template <int kUnroll>
+  // Factors the panel again, from `rows`, if a pivot of this lane's matrix was tiny, infinite or
+  // not positive, and counts a failure. Rare, so compact rather than fast; matrices of the warp
+  // without such a pivot keep what they have.
+  template <bool kSolve>
+  static __device__ __forceinline__ void repair(T (&x)[kSlots][8], T (&b)[kSlots], T* panel, T* rhs,
+                                                int p, int steps, int lane, Real<T> root,
+                                                Real<T>& inverse, int& info) {
+    const unsigned odd = __ballot_sync(kFullWarp, !plain_root(root));
+    if (odd == 0) return;
+    const int r = lane % kLanes;
+    const bool mine = (odd >> (lane - r) & 0xffu) != 0;
+    int first_failed = 0;
+#pragma unroll 1
+    for (int k = 0; k < min(steps, 8); ++k) {
+      const int top = 8 * p + k;
+      T* column = panel + k;
+      PivotRoot<Real<T>> pivot = pivot_root(real(column[top * kRow]));
+      __syncwarp();
+      if (mine) {
+        if (first_failed == 0 && is_nan(pivot.root)) first_failed = top + 1;
+        if (r == k) inverse = pivot.inverse;
+        for (int i = top + r; i < 8 * kTiles; i += kLanes) {
+          column[i * kRow] = i == top ? T(pivot.root) : scale(column[i * kRow], pivot.inverse);
+        }
+        if (kSolve && r == 0) rhs[top] = scale(rhs[top], pivot.inverse);
+      }
+      __syncwarp();
+      if (mine) {
+        for (int i = top + 1 + r; i < 8 * kTiles; i += kLanes) {
+#pragma unroll 1
+          for (int j = k + 1; j < 8; ++j) {
+            T* to = panel + i * kRow + j;
+            if (8 * p + j <= i)
+              *to = sub_mul_conj(*to, column[i * kRow], column[(8 * p + j) * kRow]);
+          }
+          if (kSolve) rhs[i] = sub_mul(rhs[i], column[i * kRow], rhs[top]);
+        }
+      }
+      __syncwarp();
+    }
+    if (mine) {
+      if (info == 0) info = first_failed;
+      load_rows(x, panel, p, r);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        if (r < k) x[0][k] = T(0);
+      }
+      if constexpr (kSolve) {
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+          if (in_use(p, s)) b[s] = rhs[row(p, s, r)];
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  // Trailing update, tiles (i, j) with i >= j > p: m_ij -= l_ip conj(l_jp)^T. Doubles run on the
+  // tensor cores, with block column p of the fragments as both operands (a tensor-core accumulator
+  // is an operand if the 8 columns count as 2t for the first product, 2t + 1 for the second);
+  // float64 products there are IEEE FMAs.
   static __device__ __forceinline__ void update(Fragment<T, kTiles>& m, const T* panel, int p,
                                                 int lane) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<T, double>) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          if (i <= p) continue;
+          const double a = -m[i][p][h];
+#pragma unroll
+          for (int j = 0; j <= i; ++j) {
+            if (j > p) multiply_add(m[i][j], a, m[j][p][h]);
+          }
+        }
+      }
+      return;
+    }
+#endif
+    // Two steps at a time where registers allow. Straight-line code would overflow the
+    // instruction cache.
+    constexpr int kUnroll = sizeof(T) == 4 && kGroup == 1 && kTiles > 5 ? 2 : 1;
+    update_plain<kUnroll>(m, panel, p, lane);
+  }
+
+ private:
+  // c += a b^T, 8x8x4, on the tensor cores.
+  static __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b) {
+    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        : "+d"(c[0]), "+d"(c[1])
+        : "d"(a), "d"(b));
+  }
+
+  template <int kUnroll>
+  static __device__ __forceinline__ void update_plain(Fragment<T, kTiles>& m, const T* panel, int p,
+                                                      int lane) {
     if (p + 1 >= kTiles) return;
     const T* own = columns(const_cast<T*>(panel)) + lane / 4 * kTile;
     const T* across = columns(const_cast<T*>(panel)) + 2 * (lane % 4) * kTile;
@@ -240,14 +335,5 @@ struct Panel {
     }
   }
 };
-
-// 1-based column of the first failed pivot of a panel: a root that is NaN in lanes 0..7 of this
-// lane's matrix. Keeps an earlier failure.
-template <int kLanes, class R>
-__device__ __forceinline__ int first_failure(int info, R root, int p, int lane) {
-  const unsigned failed = __ballot_sync(kFullWarp, is_nan(root));
-  const unsigned mine = failed >> (lane / kLanes * kLanes) & 0xffu;
-  return info == 0 && mine != 0 ? 8 * p + __ffs(mine) : info;
-}
 
 }  // namespace jax_batched::cuda

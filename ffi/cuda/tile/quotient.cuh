@@ -1,7 +1,7 @@
 // Correctly rounded division by a divisor that is known early.
 //
 // In a substitution the quotient y_k = b_k / d_k sits in the longest dependent chain, while d_k is
-// known from the start. So 1/d is computed ahead, and a quotient takes five dependent FMAs where
+// known from the start. So 1/d is computed ahead, and a quotient takes three dependent FMAs where
 // b / d takes some fifty (float) to a hundred (double) cycles. The result has the same bits.
 #pragma once
 
@@ -38,18 +38,20 @@ struct Divisor {
     return {d, R(1) / d, usual ? kQuotientHigh<R> : R(-1)};
   }
 
-  // b / divisor. With r = RN(1/d), two corrections q <- q + (b - q d) r of q = b r give the
-  // correctly rounded quotient: the first brings q within one unit in the last place, and from
-  // there the second is exact up to its one rounding (Markstein 1990).
-  __device__ __forceinline__ R operator()(R b) const {
-    const R q0 = b * reciprocal;
-    const R q1 = multiply_add(multiply_add(-q0, divisor, b), reciprocal, q0);
-    const R q2 = multiply_add(multiply_add(-q1, divisor, b), reciprocal, q1);
-    const R size = fabs(b);
-    R quotient = size == R(0) ? q0 : q2;  // of a zero, q0 has the right sign
-    if (!(size <= largest && (size >= kQuotientLow<R> || size == R(0)))) quotient = b / divisor;
-    return quotient;
+  // b / divisor if covers(b). With r = RN(1/d), one correction of q = RN(b r) by its exact
+  // residual, q + (b - q d) r, gives the correctly rounded quotient (Markstein 1990; Brisebarre,
+  // Muller, Raina 2004). The sign is q's also where the correction loses it, for b = -0.
+  __device__ __forceinline__ R quick(R b) const {
+    const R q = b * reciprocal;
+    return copysign(multiply_add(multiply_add(-q, divisor, b), reciprocal, q), q);
   }
+
+  __device__ __forceinline__ bool covers(R b) const {
+    const R size = fabs(b);
+    return size <= largest && (size >= kQuotientLow<R> || size == R(0));
+  }
+
+  __device__ __forceinline__ R operator()(R b) const { return covers(b) ? quick(b) : b / divisor; }
 };
 
 // The complex quotient of scalar.h with what depends on the divisor alone taken out: Smith's ratio
@@ -71,14 +73,24 @@ struct Divisor<Complex<R>> {
     return {Divisor<R>::of(sub_mul(d.im, -r, d.re)), r, kImaginaryPart};
   }
 
-  __device__ __forceinline__ Complex<R> operator()(Complex<R> b) const {
-    Complex<R> numerator = b;
-    if (kind == kRealPart) {
-      numerator = {sub_mul(b.re, -ratio, b.im), sub_mul(b.im, ratio, b.re)};
-    } else if (kind == kImaginaryPart) {
-      numerator = {sub_mul(b.im, -ratio, b.re), sub_mul(-b.re, -ratio, b.im)};
+  __device__ __forceinline__ Complex<R> numerator(Complex<R> b) const {
+    if (kind == kRealPart) return {sub_mul(b.re, -ratio, b.im), sub_mul(b.im, ratio, b.re)};
+    if (kind == kImaginaryPart) {
+      return {sub_mul(b.im, -ratio, b.re), sub_mul(-b.re, -ratio, b.im)};
     }
-    return {denominator(numerator.re), denominator(numerator.im)};
+    return b;
+  }
+  __device__ __forceinline__ Complex<R> quick(Complex<R> b) const {
+    const Complex<R> p = numerator(b);
+    return {denominator.quick(p.re), denominator.quick(p.im)};
+  }
+  __device__ __forceinline__ bool covers(Complex<R> b) const {
+    const Complex<R> p = numerator(b);
+    return denominator.covers(p.re) && denominator.covers(p.im);
+  }
+  __device__ __forceinline__ Complex<R> operator()(Complex<R> b) const {
+    const Complex<R> p = numerator(b);
+    return {denominator(p.re), denominator(p.im)};
   }
 };
 

@@ -64,22 +64,25 @@ struct RecordStage {
   }
 };
 
-// Stores `count` neighbouring elements by one warp, as 16-byte vectors save at the two ends.
-// `shift` is how many elements past a 16-byte boundary dst lies; the elements are at stage + shift,
-// so that global and shared vectors line up.
-template <class T>
+// Stores `count` neighbouring elements (shift + count <= kMaxCount) by one warp, as 16-byte vectors
+// save at the two ends. `shift` is how many elements past a 16-byte boundary dst lies; the elements
+// are at stage + shift, so that global and shared vectors line up.
+template <int kMaxCount, class T>
 __device__ __forceinline__ void store_run(T* dst, int shift, int count, const T* stage, int lane) {
   T* aligned = dst - shift;
   const int end = shift + count;
-  const int first = shift ? 1 : 0;
+  const int first = shift != 0 ? 1 : 0;
   const int last = end / kVector<T>;
-#pragma unroll 4
-  for (int v = first + lane; v < last; v += 32) {
-    reinterpret_cast<Vector<T>*>(aligned)[v] = reinterpret_cast<const Vector<T>*>(stage)[v];
+#pragma unroll
+  for (int round = 0; round < ceil_div(kMaxCount / kVector<T>, 32); ++round) {
+    const int v = 32 * round + lane;
+    if (v >= first && v < last) {
+      reinterpret_cast<Vector<T>*>(aligned)[v] = reinterpret_cast<const Vector<T>*>(stage)[v];
+    }
   }
-  if constexpr (kVector<T> > 1) {
-    if (shift && shift + lane < min(kVector<T>, end)) aligned[shift + lane] = stage[shift + lane];
-    const int tail = max(last, first) * kVector<T> + lane;
+  if (kVector<T> > 1 && (first != 0 || end % kVector<T> != 0)) {
+    const int head = shift + lane, tail = max(last, first) * kVector<T> + lane;
+    if (first != 0 && head < min(kVector<T>, end)) aligned[head] = stage[head];
     if (tail < end) aligned[tail] = stage[tail];
   }
 }

@@ -37,9 +37,7 @@ struct Substitution {
   LowerSystem first;
   LowerSystem second;  // of two sweeps: first's conjugate transpose
 
-  __device__ __forceinline__ const T* a_of(int64_t entry) const {
-    return a + a_map(entry) * n * n;
-  }
+  __device__ __forceinline__ const T* a_of(int64_t entry) const { return a + a_map(entry) * n * n; }
   __device__ __forceinline__ const T* b_of(int64_t entry) const {
     return b + b_map(entry) * n * nrhs;
   }

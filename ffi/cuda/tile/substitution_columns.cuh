@@ -3,8 +3,10 @@
 // A block takes one matrix and 32 columns per warp. Row block by row block (kBlock rows), a lane
 // keeps the rows of its column in registers:
 //   c_I <- c_I - M(I, J) y_J  for the blocks J < I,  then  y_I = M(I, I)^-1 c_I.
-// The blocks M(I, J) pass through shared memory, two in flight, and are read by broadcast in 16-byte
-// vectors of a column; y_J is read back from x, where its own warp wrote it.
+// The blocks M(I, J) pass through shared memory, two in flight, and are read by broadcast in
+// 16-byte vectors of a column; y_J is read back from x, where its own warp wrote it. Where the
+// columns of x are not neighbours in memory (x a = b) its rows are: they pass through a panel in
+// shared memory.
 #pragma once
 
 #include "ffi/cuda/tile/async_copy.cuh"
@@ -27,8 +29,8 @@ struct ColumnsSubstitutionShape {
   }
 };
 
-// Moves kBlock rows of 32 columns between global memory and a warp's shared panel, row r of the
-// panel at r * 33; along the dimension that is contiguous in memory. Outside the matrix: zeros.
+// Moves kBlock rows of 32 columns, whose rows are contiguous in global memory, to and from a warp's
+// shared panel, row r of the panel at r * 33. Outside the matrix: zeros.
 template <int kBlock, class T>
 struct ColumnPanel {
   static constexpr int kPitch = ColumnsSubstitutionShape<T, kBlock>::kPanelPitch;
@@ -37,7 +39,6 @@ struct ColumnPanel {
   static __device__ __forceinline__ void load(T* panel, const T* matrix, const LowerSystem& system,
                                               int row, int n, int64_t column, int64_t nrhs) {
     const int lane = threadIdx.x % 32;
-    const bool columns_fastest = system.x_col == 1;
 #pragma unroll 1
     for (int first = 0; first < kBlock; first += kFlight) {
       T value[kFlight];
@@ -45,8 +46,8 @@ struct ColumnPanel {
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {
         const int e = (first + u) * 32 + lane;
-        const int i = columns_fastest ? e / 32 : e % kBlock;
-        const int c = columns_fastest ? e % 32 : e / kBlock;
+        const int i = e % kBlock;
+        const int c = e / kBlock;
         const bool inside = row + i < n && column + c < nrhs;
         value[u] = inside ? matrix[x_offset(system, row + i, column + c)] : T(0);
         position[u] = i * kPitch + c;
@@ -59,12 +60,11 @@ struct ColumnPanel {
   static __device__ __forceinline__ void store(T* matrix, const T* panel, const LowerSystem& system,
                                                int row, int n, int64_t column, int64_t nrhs) {
     const int lane = threadIdx.x % 32;
-    const bool columns_fastest = system.x_col == 1;
 #pragma unroll 4
     for (int step = 0; step < kBlock; ++step) {
       const int e = step * 32 + lane;
-      const int i = columns_fastest ? e / 32 : e % kBlock;
-      const int c = columns_fastest ? e % 32 : e / kBlock;
+      const int i = e % kBlock;
+      const int c = e / kBlock;
       if (row + i < n && column + c < nrhs) {
         matrix[x_offset(system, row + i, column + c)] = panel[i * kPitch + c];
       }
@@ -81,8 +81,10 @@ __device__ __forceinline__ void load_block(T* tile, const T* a, const LowerSyste
   const bool by_rows = rows_contiguous(system);
   a += system.a_start;
   for (int e = threadIdx.x; e < kBlock * kBlock; e += blockDim.x) {
-    const int k = by_rows ? e % kBlock : e / kBlock;
-    const int i = by_rows ? e / kBlock : e % kBlock;
+    // By rows, a warp takes 8 columns of 4 rows: whole sectors, and no bank conflict.
+    const int strip = e / 32;
+    const int k = by_rows ? strip % (kBlock / 8) * 8 + e % 8 : e / kBlock;
+    const int i = by_rows ? strip / (kBlock / 8) * 4 + e / 8 % 4 : e % kBlock;
     const int global_i = row_block * kBlock + i;
     const int global_k = column_block * kBlock + k;
     if (global_i < n && global_k + (unit_diagonal ? 1 : 0) <= global_i) {
@@ -102,18 +104,30 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
   using Panel = ColumnPanel<kBlock, T>;
   const int lane = threadIdx.x % 32;
   const int blocks = ceil_div(n, kBlock);
+  const bool direct = system.x_col == 1;
+  const int64_t own_column = column + lane;
+  const bool in_range = own_column < nrhs;
   int stage = 0;
   load_block<kBlock>(tiles, a, system, n, unit_diagonal, 0, 0);
   commit_copies();
   for (int row_block = 0; row_block < blocks; ++row_block) {
     T y[kBlock];
-    Panel::load(panel, c, system, row_block * kBlock, n, column, nrhs);
-    __syncwarp();
+    const int row = row_block * kBlock;
+    if (direct) {
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      y[i] = conj_if(system.conjugate, panel[i * Shape::kPanelPitch + lane]);
+      for (int i = 0; i < kBlock; ++i) {
+        const bool inside = row + i < n && in_range;
+        y[i] = inside ? c[x_offset(system, row + i, own_column)] : T(0);
+      }
+    } else {
+      Panel::load(panel, c, system, row, n, column, nrhs);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) y[i] = panel[i * Shape::kPanelPitch + lane];
+      __syncwarp();
     }
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kBlock; ++i) y[i] = conj_if(system.conjugate, y[i]);
     for (int column_block = 0; column_block <= row_block; ++column_block) {
       wait_for_copies<0>();
       __syncthreads();  // the block is there, and the one before it is done with
@@ -127,19 +141,35 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
       }
       commit_copies();
       if (!diagonal) {
-        Panel::load(panel, x, system, column_block * kBlock, n, column, nrhs);
-        __syncwarp();
-#pragma unroll 2
-        for (int k = 0; k < kBlock; ++k) {
-          const T y_k = conj_if(system.conjugate, panel[k * Shape::kPanelPitch + lane]);
-          const Vector<T>* const m =
-              reinterpret_cast<const Vector<T>*>(tile + k * Shape::kTilePitch);
+        constexpr int kFlight = 8;  // entries of y_J loaded at a time
+        if (!direct) {
+          Panel::load(panel, x, system, column_block * kBlock, n, column, nrhs);
+          __syncwarp();
+        }
+        const T* const x_block = x + x_offset(system, column_block * kBlock, own_column);
+#pragma unroll 1
+        for (int first = 0; first < kBlock; first += kFlight) {
+          T y_k[kFlight];
 #pragma unroll
-          for (int v = 0; v < kBlock / kVector<T>; ++v) {
-            const Vector<T> entries = m[v];
+          for (int u = 0; u < kFlight; ++u) {
+            if (direct) {
+              y_k[u] = in_range ? x_block[(first + u) * system.x_row] : T(0);
+            } else {
+              y_k[u] = panel[(first + u) * Shape::kPanelPitch + lane];
+            }
+            y_k[u] = conj_if(system.conjugate, y_k[u]);
+          }
 #pragma unroll
-            for (int z = 0; z < kVector<T>; ++z) {
-              y[v * kVector<T> + z] = sub_mul(y[v * kVector<T> + z], entries.v[z], y_k);
+          for (int u = 0; u < kFlight; ++u) {
+            const Vector<T>* const m =
+                reinterpret_cast<const Vector<T>*>(tile + (first + u) * Shape::kTilePitch);
+#pragma unroll
+            for (int v = 0; v < kBlock / kVector<T>; ++v) {
+              const Vector<T> entries = m[v];
+#pragma unroll
+              for (int z = 0; z < kVector<T>; ++z) {
+                y[v * kVector<T> + z] = sub_mul(y[v * kVector<T> + z], entries.v[z], y_k[u]);
+              }
             }
           }
         }
@@ -162,11 +192,18 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
       }
     }
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) {
-      panel[i * Shape::kPanelPitch + lane] = conj_if(system.conjugate, y[i]);
+    for (int i = 0; i < kBlock; ++i) y[i] = conj_if(system.conjugate, y[i]);
+    if (direct) {
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) {
+        if (row + i < n && in_range) x[x_offset(system, row + i, own_column)] = y[i];
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) panel[i * Shape::kPanelPitch + lane] = y[i];
+      __syncwarp();
+      Panel::store(x, panel, system, row, n, column, nrhs);
     }
-    __syncwarp();
-    Panel::store(x, panel, system, row_block * kBlock, n, column, nrhs);
     __syncwarp();  // other lanes of this warp read x next
   }
 }

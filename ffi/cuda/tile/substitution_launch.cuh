@@ -20,9 +20,9 @@ cudaError_t launch_thread_substitution(cudaStream_t stream, const Substitution<T
   } else {
     if (s.n != kN) return launch_thread_substitution<T, kSweeps, kN - 1>(stream, s);
     using Shape = ThreadSubstitutionShape<T, kN>;
-    return launch<&thread_substitution<T, kN, kSweeps>>(
-        stream, s.batch, 32 * Shape::kWarps, 32 * Shape::kWarps, Shape::kWarps * Shape::kWarpBytes,
-        s);
+    return launch<&thread_substitution<T, kN, kSweeps>>(stream, s.batch, 32 * Shape::kWarps,
+                                                        32 * Shape::kWarps,
+                                                        Shape::kWarps * Shape::kWarpBytes, s);
   }
 }
 
@@ -38,14 +38,14 @@ cudaError_t launch_warp_rows(cudaStream_t stream, const Substitution<T>& s) {
     return cudaErrorInvalidValue;
   } else {
     if (s.n <= 16) {
-      constexpr int kGroups = 8;
+      constexpr int kGroups = 2 * WarpSubstitutionShape<T, 1, kColumns>::kWarps;
       return launch<&warp_substitution<T, 16, 1, kColumns, kSweeps>>(
           stream, s.batch, kGroups, 16 * kGroups, kGroups * packed_bytes<T>(s.n), s);
     }
     if (s.n <= 32 * (kRows - 1)) {
       return launch_warp_rows<T, kSweeps, kColumns, kRows - 1>(stream, s);
     }
-    constexpr int kWarps = kRows == 1 ? 4 : 1;
+    constexpr int kWarps = WarpSubstitutionShape<T, kRows, kColumns>::kWarps;
     return launch<&warp_substitution<T, 32, kRows, kColumns, kSweeps>>(
         stream, s.batch, kWarps, 32 * kWarps, kWarps * packed_bytes<T>(s.n), s);
   }
@@ -87,9 +87,8 @@ cudaError_t launch_columns_blocks(cudaStream_t stream, const Substitution<T>& s)
   using Shape = ColumnsSubstitutionShape<T, kBlock>;
   const int warps = static_cast<int>(std::min<int64_t>((s.nrhs + 31) / 32, Shape::kMaxWarps));
   const int64_t column_groups = (s.nrhs + 32 * warps - 1) / (32 * warps);
-  return launch<&columns_substitution<T, kBlock, kSweeps>>(stream, s.batch * column_groups, 1,
-                                                           32 * warps, Shape::shared_bytes(warps),
-                                                           s, column_groups);
+  return launch<&columns_substitution<T, kBlock, kSweeps>>(
+      stream, s.batch * column_groups, 1, 32 * warps, Shape::shared_bytes(warps), s, column_groups);
 }
 
 template <class T, int kSweeps>

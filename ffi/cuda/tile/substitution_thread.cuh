@@ -95,8 +95,7 @@ __global__ void __launch_bounds__(32 * ThreadSubstitutionShape<T, kN>::kWarps)
           for (int i = 0; i < kN; ++i) y[i] = b[x_offset(system, i, r)];
         }
         const T* const a = matrices + m * Matrices::kStride + a_start;
-        substitute_column<kSweeps>(s, y,
-                                   [&](int i, int j) { return a[a_offset(system, i, j)]; });
+        substitute_column<kSweeps>(s, y, [&](int i, int j) { return a[a_offset(system, i, j)]; });
         if (staged) {
 #pragma unroll
           for (int i = 0; i < kN; ++i) staged_y[i * static_cast<int>(system.x_row)] = y[i];

@@ -1,0 +1,63 @@
+"""Fails if a CUDA kernel listed as spill-free spills, or the build is too slow or too large.
+
+The log is the compiler's (ptxas -v). `ffi/cuda/spill_free.txt` holds one regular expression a line;
+a kernel whose demangled name matches one may not use local memory for spills.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+MAX_SECONDS = 15 * 60
+MAX_MODULE_BYTES = 64 * 2**20
+ROOT = Path(__file__).parents[1]
+
+
+def spills(log: str) -> dict[str, int]:
+    """Spill-store bytes of every kernel in the log, by demangled name."""
+    found = re.findall(
+        r"Function properties for (\w+)\s+(?:ptxas info\s*:\s*)?\d+ bytes stack frame, "
+        r"(\d+) bytes spill stores",
+        log,
+    )
+    names = subprocess.run(
+        ["c++filt"],
+        input="\n".join(name for name, _ in found),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    return {name: int(size) for name, (_, size) in zip(names, found, strict=True)}
+
+
+def main() -> None:
+    """Checks one build."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--wheels", type=Path, required=True)
+    parser.add_argument("--seconds", type=int, required=True)
+    arguments = parser.parse_args()
+
+    kernels = spills(arguments.log.read_text())
+    lines = (ROOT / "ffi/cuda/spill_free.txt").read_text().splitlines()
+    patterns = [line for line in lines if line and not line.startswith("#")]
+    faults = []
+    for pattern in patterns:
+        matching = {name: size for name, size in kernels.items() if re.search(pattern, name)}
+        if not matching:
+            faults.append(f"no kernel matches '{pattern}'")
+        faults += [f"{name} spills {size} bytes" for name, size in matching.items() if size]
+    size = sum(wheel.stat().st_size for wheel in arguments.wheels.glob("*.whl"))
+    if size > MAX_MODULE_BYTES:
+        faults.append(f"the wheel has {size / 2**20:.1f} MiB")
+    if arguments.seconds > MAX_SECONDS:
+        faults.append(f"the build took {arguments.seconds} s")
+    print(f"{len(kernels)} kernels, {arguments.seconds} s, wheel {size / 2**20:.1f} MiB")
+    if faults:
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Set before JAX and NumPy start: 8 CPU devices for the sharding tests, no preallocation on a GPU,
+one thread for each worker's NumPy."""
+
+import os
+
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+).strip()
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_enable_x64", True)
+
+
+def _free_gib() -> float:
+    """Memory of the default device that a test may use."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 2**30
+    stats = device.memory_stats()
+    return (stats["bytes_limit"] - stats["bytes_in_use"]) / 2**30
+
+
+@pytest.fixture
+def needs_memory():
+    """A function that skips a test unless the default device has so many GiB free."""
+
+    def check(gib: float) -> None:
+        free = _free_gib()
+        if free < gib:
+            pytest.skip(f"needs {gib} GiB of memory on the default device, {free:.1f} are free")
+
+    return check
+
+
+@pytest.fixture
+def needs_gpu():
+    """Skips a test unless the default device is a GPU."""
+    if jax.default_backend() != "gpu":
+        pytest.skip("needs a GPU")

@@ -1,0 +1,184 @@
+"""Plain calls, eager and compiled: every operation, option, dtype, size and kernel."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ops
+import pytest
+
+import jax_batched as jb
+
+# Around the edges of the kernels' tiers and blocks.
+SHORT = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 47, 64, 65)
+SMALL = (*range(1, 10), 12, 13, *range(15, 18), 24, 25, *range(31, 34), 40, 41, *range(47, 50))
+MEDIUM = (56, 57, *range(63, 66), 96, 97, 100, *range(127, 131))
+LARGE = (192, 200, 255, 256, 257, 511, 512, 513)
+NRHS = (1, 2, 3, 8, 17, 33, None)
+BATCHES = (1, 31, 33)
+
+
+def calls(op, dtype, sizes):
+    """Operands for each size: ragged batches of small ones, right-hand sides of each number."""
+    rows = zip(sizes, itertools.cycle(BATCHES), itertools.cycle(NRHS), strict=False)
+    return [
+        op.operands(
+            dtype, batch=(batch if n <= 64 else 1 + (n < 256),), n=n, nrhs=nrhs or n, seed=n
+        )
+        for n, batch, nrhs in rows
+    ]
+
+
+def check_sizes(op, dtype, sizes, kernel):
+    cases = calls(op, dtype, [n for n in sizes if ops.serves(op, kernel, dtype, n)])
+    for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
+        op.check(operands, result)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.TABLE), ids=ops.ids)
+def test_every_option(op, dtype, kernel):
+    check_sizes(op, dtype, SHORT, kernel)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.WITH_KERNELS), ids=ops.ids)
+def test_sizes_around_every_edge(op, dtype, kernel):
+    check_sizes(op, dtype, SMALL + MEDIUM, kernel)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.ONE_EACH), ids=ops.ids)
+def test_large_sizes(op, dtype, kernel):
+    check_sizes(op, dtype, LARGE, kernel)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
+def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
+    operands = op.operands(dtype, batch=(2,), n=520, nrhs=2)
+    op.check(operands, op(*operands))
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.SOLVING), ids=ops.ids)
+def test_every_number_of_right_hand_sides(op, dtype, kernel):
+    cases = [
+        op.operands(dtype, batch=(3,), n=n, nrhs=nrhs, seed=nrhs)
+        for n in (5, 16, 33, 70)
+        for nrhs in (*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 129)
+        if ops.serves(op, kernel, dtype, n)
+    ]
+    for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
+        op.check(operands, result)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_close_to_the_reference_kernel_and_to_numpy(op, dtype):
+    cases = calls(op, dtype, (1, 2, 3, 7, 8, 13, 16, 17, 32, 33, 50, 64, 65, 100))
+    for operands, result, plain in zip(
+        cases, ops.on_each(op, cases), ops.by_reference_kernel(op, cases), strict=True
+    ):
+        # The inputs are well conditioned, so a backward error is a forward error.
+        scale = operands[0].shape[-1] * np.finfo(dtype).eps * np.abs(ops.wide(plain)).max()
+        assert np.abs(ops.wide(result) - ops.wide(plain)).max() <= 30 * scale
+        assert np.abs(ops.wide(result) - op.reference(*operands)).max() <= 30 * scale
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_eager_is_compiled_bit_for_bit(op, dtype):
+    operands = op.operands(dtype, batch=(2, 3), n=11, nrhs=2)
+    result = op(*operands)
+    assert isinstance(result, jax.Array)
+    op.check(operands, result)
+    assert ops.same_bits(result, jax.jit(op)(*operands))
+
+
+@pytest.mark.parametrize("stored", ops.STORED)
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_half_precision_is_float32_rounded_once(op, stored):
+    cases = [
+        tuple(x.astype(stored) for x in op.operands("float32", batch=(5,), n=n, nrhs=3, seed=n))
+        for n in (1, 4, 9, 20, 33, 65)
+    ]
+    wide = [tuple(x.astype(np.float32) for x in operands) for operands in cases]
+    for operands, result, full in zip(
+        cases, ops.on_each(op, cases), ops.on_each(op, wide), strict=True
+    ):
+        op.check(operands, result)
+        assert ops.same_bits(result, full.astype(stored))
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
+def test_fast_accuracy_is_within_three_times_ieee(op, dtype):
+    cases = [
+        op.operands(dtype, batch=(64 if n <= 32 else 8,), n=n, nrhs=2, seed=n)
+        for n in (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 65, 128, 200)
+    ]
+    for operands, exact, fast in zip(
+        cases, ops.on_each(op, cases), ops.on_each(op.fast, cases), strict=True
+    ):
+        op.check(operands, fast)
+        n = operands[0].shape[-1]
+        limit = 3 * op.ratios(operands, exact).max() + 2 / n  # 2 / n: 2 eps ||A||
+        assert op.ratios(operands, fast).max() <= limit
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_cho_factor_and_cho_solve_go_together(dtype):
+    for lower in (False, True):
+        op = ops.SOLVE_POS[lower]
+        a, b = op.operands(dtype, batch=(4,), n=9, nrhs=2)
+        factor, flag = jb.cho_factor(a, lower=lower)
+        assert flag is lower
+        assert ops.same_bits(
+            factor, jb.cholesky(a, upper=not lower, symmetrize_input=False)
+        )
+        op.check((a, b), jb.cho_solve((factor, flag), b))
+
+
+@pytest.mark.parametrize("op", ops.SOLVING, ids=ops.ids)
+def test_a_vector_is_one_right_hand_side(op):
+    a, b = op.operands("float64", batch=(3,), n=6, nrhs=1)
+    vector = b[0].reshape(6)
+    x = op(a, vector)
+    assert x.shape == (3, 6)
+    column = (vector[:, None] if op.left_side else vector[None, :]) + np.zeros((3, 1, 1))
+    op.check((a, column), np.asarray(x).reshape(column.shape))
+    single = op(a[0], vector)
+    assert single.shape == (6,)
+    assert ops.same_bits(single, x[0])
+
+
+def test_two_right_hand_sides_of_a_small_positive_definite_system():
+    a = jnp.array([[[4.0, 1], [1, 3]]] * 2)
+    b = jnp.array([[[1.0, 2], [3, 4]]] * 2)
+    x = jb.solve(a, b, assume_a="pos")
+    expected = np.array([[[0, 2 / 11], [1, 14 / 11]]] * 2)
+    np.testing.assert_allclose(x, expected, rtol=1e-15, atol=1e-16)
+
+
+@pytest.mark.parametrize("dtype", ("complex64", "complex128"))
+def test_every_transpose_and_conjugate_of_a_complex_matrix(dtype):
+    """All of N, T, C and the conjugate without a transpose, against the matrix written out."""
+    rng = np.random.default_rng(3)
+    z = ops.normal(rng, dtype, (2, 3, 3))
+    a = np.linalg.cholesky(z @ ops.adjoint(z) + 3 * np.eye(3)).astype(dtype)
+    b = ops.normal(rng, dtype, (2, 3, 2)).astype(dtype)
+    forms = {
+        (False, False): a,
+        (True, False): np.swapaxes(a, -1, -2),
+        (True, True): ops.adjoint(a),
+        (False, True): np.conj(a),
+    }
+    for (transpose, conjugate), m in forms.items():
+        flags = {"lower": True, "transpose_a": transpose, "conjugate_a": conjugate}
+        x = jb.triangular_solve(a, b, left_side=True, **flags)
+        np.testing.assert_allclose(m @ x, b, atol=1e-5 if dtype == "complex64" else 1e-13)
+    for trans, m in (("N", a), ("T", forms[True, False]), ("C", ops.adjoint(a))):
+        x = jb.solve_triangular(a, b, trans=trans, lower=True)
+        np.testing.assert_allclose(m @ x, b, atol=1e-5 if dtype == "complex64" else 1e-13)
