@@ -44,8 +44,9 @@ _CUDA_SIZES: dict[str, dict[str, tuple[int, dict[str, int]]]] = {
 }
 _CUDA_SIZES["triangular_solve"] = _CUDA_SIZES["cho_solve"] = {
     "thread": (1, dict.fromkeys(DTYPES, 8)),
-    "warp": (1, dict(zip(DTYPES, (192, 128, 128, 96), strict=True))),
+    "warp": (1, dict(zip(DTYPES, (128, 96, 64, 64), strict=True))),
     "block": (1, _BLOCK),
+    "columns": (1, _BLOCK),
 }
 
 
@@ -368,6 +369,7 @@ ONE_EACH = [
 FACTORING = [*CHOLESKY, *SOLVE_POS]
 SOLVING = [op for op in REDUCED if not op.factors]
 WITH_KERNELS = [op for op in REDUCED if op.operation]
+SUBSTITUTING = [op for op in WITH_KERNELS if not op.factors]
 
 
 def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:

@@ -39,7 +39,8 @@ def check_sizes(op, dtype, sizes, kernel):
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.TABLE), ids=ops.ids)
 def test_every_option(op, dtype, kernel):
-    check_sizes(op, dtype, SHORT, kernel)
+    # JAX's own LU is slow to compile.
+    check_sizes(op, dtype, SHORT if op.operation else (1, 3, 9, 33), kernel)
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
@@ -54,7 +55,7 @@ def test_large_sizes(op, dtype, kernel):
     check_sizes(op, dtype, LARGE, kernel)
 
 
-@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("dtype", ("float32", "complex64"))
 @pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
 def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
     operands = op.operands(dtype, batch=(2,), n=520, nrhs=2)
@@ -62,7 +63,7 @@ def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.SOLVING), ids=ops.ids)
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.SUBSTITUTING), ids=ops.ids)
 def test_every_number_of_right_hand_sides(op, dtype, kernel):
     cases = [
         op.operands(dtype, batch=(3,), n=n, nrhs=nrhs, seed=nrhs)

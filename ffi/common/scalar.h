@@ -112,13 +112,17 @@ JAX_BATCHED_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
   return {sub_mul(a.im, -r, a.re) / d, sub_mul(-a.re, -r, a.im) / d};
 }
 
+// A variable, since device code may read a constant but not call numeric_limits.
+template <class R>
+inline constexpr R kNaN = std::numeric_limits<R>::quiet_NaN();
+
+// NaN in every part: the entries of a failed result.
 template <class T>
 JAX_BATCHED_HD T quiet_nan() {
-  const Real<T> nan = std::numeric_limits<Real<T>>::quiet_NaN();
   if constexpr (kIsComplex<T>) {
-    return T(nan, nan);
+    return T(kNaN<Real<T>>, kNaN<Real<T>>);
   } else {
-    return nan;
+    return kNaN<T>;
   }
 }
 

@@ -21,9 +21,9 @@ struct ThreadLauncher {
   }
 };
 
-template <class T, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<T>& args) {
-  return launch<cholesky_warp_kernel<T, kTiles, kGroup, kExact, kWarps, kMinBlocks>>(
+  return launch<cholesky_warp_kernel<T, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
       stream, args.batch, kWarps * kGroup, 32 * kWarps,
       cholesky_warp_shared_bytes<T, kTiles, kGroup, kExact, kWarps>(), args);
 }
@@ -43,10 +43,10 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      return args.n == 8 * kTiles
-                 ? launch_warp<T, kTiles, kTier.group, true, kTier.warps, kMinBlocks>(stream, args)
-                 : launch_warp<T, kTiles, kTier.group, false, kTier.warps, kMinBlocks>(stream,
-                                                                                       args);
+      return args.n == 8 * kTiles ? launch_warp<T, kTiles, kTier.group, kTier.redundant, true,
+                                                kTier.warps, kMinBlocks>(stream, args)
+                                  : launch_warp<T, kTiles, kTier.group, kTier.redundant, false,
+                                                kTier.warps, kMinBlocks>(stream, args);
     } else {
       using Factor = BlockFactor<T, false>;
       return launch<cholesky_block_kernel<T, kMinBlocks>>(stream, args.batch, 1, Factor::kThreads,
@@ -57,6 +57,7 @@ struct TierLauncher {
 
 }  // namespace
 
+// problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
 template <class T>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
   const int64_t row = find_tier(kCholeskyTiers, kDTypeOf<T>, problem.n, problem.kernel);

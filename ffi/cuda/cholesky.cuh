@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(32) cholesky_thread_kernel(const CholeskyArgum
     load_triangle<T, kN>(l, own, args.upper, args.symmetrize);
     const int info = factor_triangle<T, kN>(l, inverse);
     if (info != 0) {
-      for_each_entry<kN>([&](int i, int j) { l[i][j] = failed_value<T>(); });
+      for_each_entry<kN>([&](int i, int j) { l[i][j] = quiet_nan<T>(); });
     }
     store_triangle<T, kN>(own, l, args.upper);
     args.info[first + lane] = info;
@@ -60,13 +60,12 @@ constexpr size_t cholesky_thread_shared_bytes() {
 
 // One warp for kGroup matrices of 8 * kTiles - 7 .. 8 * kTiles rows (kExact: of 8 * kTiles), held
 // in registers as tiles (fragment.cuh); panel by panel (panel.cuh), flushing 8 rows after each.
-template <class T, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     cholesky_warp_kernel(const CholeskyArguments<T> args) {
   using Step = Panel<T, kTiles, kGroup>;
   using Rows = RowStage<T, kTiles, kExact>;
   constexpr int kElements = Step::kElements + Rows::kElements;  // shared, per matrix
-  constexpr bool kRedundant = sizeof(T) == 4 && kGroup > 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kGroup;
   if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers

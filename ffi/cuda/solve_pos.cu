@@ -20,6 +20,13 @@ struct ThreadLauncher {
   }
 };
 
+template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_warp(cudaStream_t stream, const SolvePosArguments<T>& args) {
+  return launch<solve_pos_warp_kernel<T, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch, kWarps * kGroup, 32 * kWarps,
+      solve_pos_warp_shared_bytes<T, kTiles, kGroup, kWarps>(), args);
+}
+
 template <class T>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -35,9 +42,15 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      return launch<solve_pos_warp_kernel<T, kTiles, kTier.group, kTier.warps, kMinBlocks>>(
-          stream, args.batch, kTier.warps * kTier.group, 32 * kTier.warps,
-          solve_pos_warp_shared_bytes<T, kTiles, kTier.group, kTier.warps>(), args);
+      // Complex kernels are larger and slower to compile: one for all sizes of a tier.
+      if constexpr (!kIsComplex<T>) {
+        if (args.n == 8 * kTiles) {
+          return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
+                             kMinBlocks>(stream, args);
+        }
+      }
+      return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
+          stream, args);
     } else {
       using Factor = BlockFactor<T, true>;
       static_assert(Factor::shared_bytes(kTier.max_n) <= 99 * 1024,
@@ -50,6 +63,7 @@ struct TierLauncher {
 
 }  // namespace
 
+// problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
 template <class T>
 cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
   const int64_t row = find_tier(kSolvePosTiers, kDTypeOf<T>, problem.n, problem.kernel);

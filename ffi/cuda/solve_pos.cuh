@@ -32,10 +32,23 @@ struct SolvePosArguments {
   BatchMap b_map;
 };
 
-// Entry i of right-hand side `column`, as the factor of conj(A) wants it if upper.
+// An entry of B on its way in, or of X on its way out.
 template <class T>
 __device__ __forceinline__ T conj_if(bool upper, T a) {
   return upper ? conj(a) : a;
+}
+
+// map(index), in little code: nested broadcasts are rare.
+__device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {
+  if (map.count == 1) return index * map.stride[0];
+  int64_t matrix = 0;
+#pragma unroll 1
+  for (int d = 0; d < map.count; ++d) {
+    const int64_t quotient = index / map.size[d];
+    matrix += (index - quotient * map.size[d]) * map.stride[d];
+    index = quotient;
+  }
+  return matrix;
 }
 
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
@@ -51,7 +64,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
     MatrixStage::load(stage, args.a + first * (kN * kN), records, lane);
   } else {
     for (int record = 0; record < records; ++record) {
-      const T* a = args.a + args.a_map(first + record) * (kN * kN);
+      const T* a = args.a + matrix_index(args.a_map, first + record) * (kN * kN);
       for (int e = lane; e < kN * kN; e += 32) stage[record * MatrixStage::kStride + e] = a[e];
     }
   }
@@ -71,7 +84,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
     solve_triangle<T, kN>(l, inverse, x);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
-      own[i * stride] = info ? failed_value<T>() : conj_if(args.upper, x[i]);
+      own[i * stride] = info ? quiet_nan<T>() : conj_if(args.upper, x[i]);
     }
   };
   __syncwarp();
@@ -95,7 +108,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
       }
     };
     for_each_element([&](int64_t entry, int64_t at, T& staged) {
-      staged = args.b[args.b_map(entry) * kN * args.nrhs + at];
+      staged = args.b[matrix_index(args.b_map, entry) * kN * args.nrhs + at];
     });
     __syncwarp();
     if (lane < records) {
@@ -220,18 +233,31 @@ struct SolveWorkspace {
   }
 };
 
+// Calls f(i, c) for rows i < rows <= kMaxRows and right-hand sides c < columns, spread over a warp.
+template <int kMaxRows, class F>
+__device__ __forceinline__ void for_each_rhs_entry(int rows, int columns, int lane, F&& f) {
+  if (columns == 1) {
+#pragma unroll
+    for (int first = 0; first < kMaxRows; first += 32) {
+      if (first + lane < rows) f(first + lane, 0);
+    }
+  } else {
+#pragma unroll 1
+    for (int e = lane; e < rows * columns; e += 32) f(e / columns, e % columns);
+  }
+}
+
 // One warp for kGroup matrices, held in registers as tiles. The first right-hand side rides along
 // as one more column of the panels; the others are substituted on the fragments.
-template <class T, int kTiles, int kGroup, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     solve_pos_warp_kernel(const SolvePosArguments<T> args) {
   using Workspace = SolveWorkspace<T, kTiles, kGroup>;
   using Step = Panel<T, kTiles, kGroup>;
-  constexpr bool kRedundant = sizeof(T) == 4 && kGroup > 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kGroup;
   if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = args.n;
+  const int n = kExact ? 8 * kTiles : args.n;
   const int64_t nrhs = args.nrhs;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + warp * (kGroup * Workspace::kElements);
   const auto workspace = [&](int q) { return Workspace{shared + q * Workspace::kElements}; };
@@ -239,20 +265,19 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   // Entry q of the group, clamped: a group that is not full computes its last matrix again.
   const auto entry = [&](int q) { return min(first + q, args.batch - 1); };
   const auto load_rhs = [&](int q, int64_t column, int columns) {
-    const T* b = args.b + args.b_map(entry(q)) * n * nrhs + column;
+    const T* b = args.b + matrix_index(args.b_map, entry(q)) * n * nrhs + column;
     T* to = workspace(q).vector(0);
-    for (int e = lane; e < 8 * kTiles * columns; e += 32) {
-      const int i = columns == 1 ? e : e / columns, c = columns == 1 ? 0 : e % columns;
+    for_each_rhs_entry<8 * kTiles>(8 * kTiles, columns, lane, [&](int i, int c) {
       to[8 * kTiles * c + i] = i < n ? conj_if(args.upper, b[i * nrhs + c]) : T(0);
-    }
+    });
   };
 
   int columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs));
   Fragment<T, kTiles> m[kGroup];
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) {
-    load_fragment<false, T, kTiles>(m[q], args.a + args.a_map(entry(q)) * n * n, n, args.upper,
-                                    false, lane);
+    load_fragment<kExact, T, kTiles>(m[q], args.a + matrix_index(args.a_map, entry(q)) * n * n, n,
+                                     args.upper, false, lane);
     load_rhs(q, 0, columns);
   }
   // In the panel phase this lane works on row r of matrix `mine`.
@@ -270,7 +295,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     for (int s = 0; s < Step::kSlots; ++s) {
       if (Step::in_use(p, s)) b[s] = own.vector(0)[Step::row(p, s, r)];
     }
-    const int steps = p < kTiles - 1 ? 8 : n - 8 * p;
+    const int steps = kExact || p < kTiles - 1 ? 8 : n - 8 * p;
     Real<T> inverse = 1, root;
     if constexpr (kRedundant) {
       root = Step::template factor_redundant<true>(x, b, own.panel(), own.vector(0), p, steps, r,
@@ -346,11 +371,9 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
       if (first + q >= args.batch) continue;
       const T* from = workspace(q).vector(0);
       T* to = args.x + (first + q) * n * nrhs + column;
-      for (int e = lane; e < n * columns; e += 32) {
-        const int i = columns == 1 ? e : e / columns, c = columns == 1 ? 0 : e % columns;
-        to[i * nrhs + c] =
-            failed ? failed_value<T>() : conj_if(args.upper, from[8 * kTiles * c + i]);
-      }
+      for_each_rhs_entry<8 * kTiles>(n, columns, lane, [&](int i, int c) {
+        to[i * nrhs + c] = failed ? quiet_nan<T>() : conj_if(args.upper, from[8 * kTiles * c + i]);
+      });
     }
     __syncwarp();
   }
@@ -373,12 +396,12 @@ __global__ void __launch_bounds__((BlockFactor<T, true>::kThreads), kMinBlocks)
   T* l = reinterpret_cast<T*>(dynamic_shared);
   Real<T>* inverse = reinterpret_cast<Real<T>*>(l + Factor::elements(n));
   int* shared_info = reinterpret_cast<int*>(inverse + Factor::inverses(n));
-  const int info = Factor::factor(args.a + args.a_map(entry) * n * n, nullptr, l, inverse,
-                                  shared_info, n, args.upper, false);
+  const int info = Factor::factor(args.a + matrix_index(args.a_map, entry) * n * n, nullptr, l,
+                                  inverse, shared_info, n, args.upper, false);
   if (threadIdx.x == 0) args.info[entry] = info;
   const int stride = Factor::resident_row(n);
   const int lane = threadIdx.x % 32;
-  const T* b = args.b + args.b_map(entry) * n * args.nrhs;
+  const T* b = args.b + matrix_index(args.b_map, entry) * n * args.nrhs;
   T* x = args.x + entry * n * args.nrhs;
   for (int64_t column = threadIdx.x / 32; column < args.nrhs; column += Factor::kThreads / 32) {
     T v[kSlots];
@@ -418,7 +441,7 @@ __global__ void __launch_bounds__((BlockFactor<T, true>::kThreads), kMinBlocks)
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const int i = 32 * s + lane;
-      if (i < n) x[i * args.nrhs + column] = info ? failed_value<T>() : conj_if(args.upper, v[s]);
+      if (i < n) x[i * args.nrhs + column] = info ? quiet_nan<T>() : conj_if(args.upper, v[s]);
     }
   }
 }

@@ -16,46 +16,90 @@ inline constexpr int64_t kSubstitutionMaxN = 32768;
 // "thread" is compiled for each n up to this.
 inline constexpr int kThreadSubstitutionMaxN = 8;
 
-// "warp" is compiled for n up to this: its packed triangle takes at most 74 KB.
+// "warp" is compiled for n up to this, a multiple of 32.
 template <class T>
-inline constexpr int kWarpSubstitutionMaxN = 128;
+inline constexpr int kWarpSubstitutionMaxN = 64;
 template <>
-inline constexpr int kWarpSubstitutionMaxN<float> = 192;
+inline constexpr int kWarpSubstitutionMaxN<float> = 128;
 template <>
-inline constexpr int kWarpSubstitutionMaxN<Complex<double>> = 96;
+inline constexpr int kWarpSubstitutionMaxN<double> = 96;
 
 // Right-hand sides that "warp" and "block" take at a time, if there are more than one.
 inline constexpr int kSubstitutionColumns = 4;
 
-// The first row with the problem's dtype, n <= max_n and nrhs <= max_nrhs serves.
+inline constexpr int64_t kAny = INT64_MAX;
+
+// From this n on, "block" takes tiles of 128 rows instead of 64, with `columns` right-hand sides at
+// a time.
+constexpr int64_t substitution_tall_tile_min_n(DType dtype, int columns) {
+  switch (dtype) {
+    case DType::kFloat32:
+    case DType::kComplex64:
+      return columns == 1 ? 225 : kAny;
+    case DType::kFloat64:
+      return 225;
+    default:
+      return kAny;
+  }
+}
+
+// The first row with the problem's dtype and sweeps, n <= max_n and nrhs <= max_nrhs serves.
 struct SubstitutionTier {
   DType dtype;
+  int sweeps;  // 1: triangular solve, 2: solve with a Cholesky factor, 0: either
   int64_t max_n;
   int64_t max_nrhs;
   std::string_view kernel;
 };
 
-inline constexpr int64_t kAny = INT64_MAX;
-
+// As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n.
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
-    {DType::kFloat32, 8, 64, "thread"},     {DType::kFloat32, 192, 8, "warp"},
-    {DType::kFloat32, 4096, 4, "block"},    {DType::kFloat32, kAny, kAny, "columns"},
+    {DType::kFloat32, 0, 8, 64, "thread"},
+    {DType::kFloat32, 1, 80, 1, "warp"},
+    {DType::kFloat32, 2, 112, 1, "warp"},
+    {DType::kFloat32, 0, 4096, 1, "block"},
+    {DType::kFloat32, 1, 96, 16, "warp"},
+    {DType::kFloat32, 2, 128, 16, "warp"},
+    {DType::kFloat32, 0, 320, 16, "block"},
+    {DType::kFloat32, 0, 320, kAny, "columns"},
+    {DType::kFloat32, 0, 4096, 32, "block"},
+    {DType::kFloat32, 0, kAny, kAny, "columns"},
 
-    {DType::kFloat64, 8, 64, "thread"},     {DType::kFloat64, 128, 8, "warp"},
-    {DType::kFloat64, 2048, 4, "block"},    {DType::kFloat64, kAny, kAny, "columns"},
+    {DType::kFloat64, 0, 8, 64, "thread"},
+    {DType::kFloat64, 1, 40, 1, "warp"},
+    {DType::kFloat64, 2, 80, 1, "warp"},
+    {DType::kFloat64, 0, 2048, 1, "block"},
+    {DType::kFloat64, 1, 64, 8, "warp"},
+    {DType::kFloat64, 2, 96, 16, "warp"},
+    {DType::kFloat64, 0, 320, 8, "block"},
+    {DType::kFloat64, 0, 320, kAny, "columns"},
+    {DType::kFloat64, 0, 2048, 32, "block"},
+    {DType::kFloat64, 0, kAny, kAny, "columns"},
 
-    {DType::kComplex64, 8, 64, "thread"},   {DType::kComplex64, 128, 8, "warp"},
-    {DType::kComplex64, 2048, 4, "block"},  {DType::kComplex64, kAny, kAny, "columns"},
+    {DType::kComplex64, 0, 8, 64, "thread"},
+    {DType::kComplex64, 0, 64, 8, "warp"},
+    {DType::kComplex64, 0, 160, 8, "block"},
+    {DType::kComplex64, 0, 160, kAny, "columns"},
+    {DType::kComplex64, 0, 2048, 16, "block"},
+    {DType::kComplex64, 0, kAny, kAny, "columns"},
 
-    {DType::kComplex128, 8, 64, "thread"},  {DType::kComplex128, 96, 8, "warp"},
-    {DType::kComplex128, 1024, 4, "block"}, {DType::kComplex128, kAny, kAny, "columns"},
+    {DType::kComplex128, 0, 8, 64, "thread"},
+    {DType::kComplex128, 1, 40, 1, "warp"},
+    {DType::kComplex128, 2, 64, 1, "warp"},
+    {DType::kComplex128, 0, 1024, 1, "block"},
+    {DType::kComplex128, 0, 64, 8, "warp"},
+    {DType::kComplex128, 0, 160, 8, "block"},
+    {DType::kComplex128, 0, 160, kAny, "columns"},
+    {DType::kComplex128, 0, 1024, 16, "block"},
+    {DType::kComplex128, 0, kAny, kAny, "columns"},
 };
 
-// sweeps: 1 for a triangular solve, 2 for a solve with a Cholesky factor.
-constexpr std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs,
-                                               int /*sweeps*/) {
+constexpr std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs, int sweeps) {
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
-    if (tier.dtype == dtype && n <= tier.max_n && nrhs <= tier.max_nrhs) return tier.kernel;
+    const bool same_operation = tier.sweeps == 0 || tier.sweeps == sweeps;
+    if (tier.dtype == dtype && same_operation && n <= tier.max_n && nrhs <= tier.max_nrhs) {
+      return tier.kernel;
+    }
   }
   return "columns";
 }

@@ -11,8 +11,6 @@ inline constexpr unsigned kFullWarp = 0xffffffffu;
 
 template <class R>
 inline constexpr R kInfinity = std::numeric_limits<R>::infinity();
-template <class R>
-inline constexpr R kNaN = std::numeric_limits<R>::quiet_NaN();
 
 // sqrt(d) and 1 / sqrt(d) of a pivot.
 template <class R>
@@ -81,16 +79,6 @@ __device__ __forceinline__ PivotRoot<R> pivot_root(R d) {
   const bool infinite = d == kInfinity<R>;
   return {infinite ? d : p.root * (tiny ? R(kFloat ? 0x1p-32 : 0x1p-300) : R(1)),
           infinite ? R(0) : p.inverse * (tiny ? R(kFloat ? 0x1p32 : 0x1p300) : R(1))};
-}
-
-// NaN in every part: the entries of a failed result.
-template <class T>
-__device__ __forceinline__ T failed_value() {
-  if constexpr (kIsComplex<T>) {
-    return T(kNaN<Real<T>>, kNaN<Real<T>>);
-  } else {
-    return kNaN<T>;
-  }
 }
 
 template <class R>

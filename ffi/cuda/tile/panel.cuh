@@ -286,7 +286,7 @@ struct Panel {
 #endif
     // Two steps at a time where registers allow. Straight-line code would overflow the
     // instruction cache.
-    constexpr int kUnroll = sizeof(T) == 4 && kGroup == 1 && kTiles > 5 ? 2 : 1;
+    constexpr int kUnroll = sizeof(T) == 4 && kGroup == 1 && kTiles > 5 && kTiles <= 8 ? 2 : 1;
     update_plain<kUnroll>(m, panel, p, lane);
   }
 

@@ -92,7 +92,7 @@ template <class T>
 __device__ __noinline__ void fill_failed(T* l, int n, bool upper, int thread, int threads) {
   for (int r = 0; r < n; ++r) {
     for (int c = thread; c < n; c += threads) {
-      l[static_cast<int64_t>(r) * n + c] = (upper ? r <= c : c <= r) ? failed_value<T>() : T(0);
+      l[static_cast<int64_t>(r) * n + c] = (upper ? r <= c : c <= r) ? quiet_nan<T>() : T(0);
     }
   }
 }

@@ -13,9 +13,11 @@
 
 namespace jax_batched::cuda {
 
-template <class T>
+// kHeight is 64 or 128: short tiles leave room for more blocks, whose diagonal blocks then overlap;
+// tall ones leave more of the factors in flight in L2 for the second sweep (substitution_tiers.h).
+template <class T, int kRowsOfTile>
 struct BlockSubstitutionShape {
-  static constexpr int kHeight = 64;              // rows of a tile: one per thread
+  static constexpr int kHeight = kRowsOfTile;     // rows of a tile: one per thread
   static constexpr int kWidth = 128 / sizeof(T);  // columns: a cache line of a row
   static constexpr int kStages = 3;
   // Padded by 16 bytes, so that vectors stay aligned and a lane per row meets no bank conflict.
@@ -34,9 +36,8 @@ struct TileLayout {
   int row_step;
   int column_step;
 
-  template <class T>
+  template <class Shape>
   static __device__ __forceinline__ TileLayout of(const LowerSystem& system) {
-    using Shape = BlockSubstitutionShape<T>;
     if (rows_contiguous(system)) {
       const int step = static_cast<int>(system.a_col);
       return {step < 0 ? Shape::kWidth - 1 : 0, Shape::kRowPitch, step};
@@ -46,9 +47,8 @@ struct TileLayout {
   }
 };
 
-template <class T>
+template <class Shape>
 struct TileCursor {
-  using Shape = BlockSubstitutionShape<T>;
   int panel = 0;  // first column
   int row = 0;    // first row
 
@@ -65,10 +65,9 @@ struct TileCursor {
 
 // Starts the copy of one tile of M in runs of kRun elements, 1 or a vector (n a multiple of it, `a`
 // aligned): all runs that meet the lower triangle, no others.
-template <int kRun, class T>
+template <int kRun, class T, class Shape>
 __device__ __forceinline__ void load_tile(T* tile, const T* a, const LowerSystem& system, int n,
-                                          const TileLayout& layout, const TileCursor<T>& at) {
-  using Shape = BlockSubstitutionShape<T>;
+                                          const TileLayout& layout, const TileCursor<Shape>& at) {
   struct alignas(kRun * sizeof(T)) Run {
     T v[kRun];
   };
@@ -107,10 +106,9 @@ __device__ __forceinline__ void load_tile(T* tile, const T* a, const LowerSystem
 
 // c <- c - M(i, k) y_k for the panel's columns k, in order; `y` at the panel, `row` at row i.
 // A lane per row: scalars of a column are neighbours, rows are read in vectors.
-template <int kColumns, class T>
+template <class Shape, int kColumns, class T>
 __device__ __forceinline__ void subtract_column_tile(T (&c)[kColumns], const T* row,
                                                      int column_step, const T* y) {
-  using Shape = BlockSubstitutionShape<T>;
 #pragma unroll 8
   for (int k = 0; k < Shape::kWidth; ++k) {
     const T m = row[k * column_step];
@@ -118,9 +116,8 @@ __device__ __forceinline__ void subtract_column_tile(T (&c)[kColumns], const T* 
     for (int r = 0; r < kColumns; ++r) c[r] = sub_mul(c[r], m, y[k * kColumns + r]);
   }
 }
-template <bool kBackwards, int kColumns, class T>
+template <class Shape, bool kBackwards, int kColumns, class T>
 __device__ __forceinline__ void subtract_row_tile(T (&c)[kColumns], const T* row, const T* y) {
-  using Shape = BlockSubstitutionShape<T>;
   constexpr int kV = kVector<T>;
 #pragma unroll 4
   for (int k = 0; k < Shape::kWidth; k += kV) {
@@ -163,13 +160,12 @@ __device__ __forceinline__ bool solve_diagonal_block(T (&c)[kColumns], const Div
 }
 
 // One sweep. y(i, c) at y[i * kColumns + c] holds C on entry and Y on return.
-template <int kColumns, class T>
+template <class Shape, int kColumns, class T>
 __device__ __forceinline__ void block_sweep(T* tiles, T* y, const T* a, const LowerSystem& system,
                                             int n, bool unit_diagonal, bool vectors) {
-  using Shape = BlockSubstitutionShape<T>;
   const int thread = threadIdx.x;
-  const TileLayout layout = TileLayout::of<T>(system);
-  TileCursor<T> loading, at;
+  const TileLayout layout = TileLayout::of<Shape>(system);
+  TileCursor<Shape> loading, at;
   int load_stage = 0, stage = 0;
   const auto load_next = [&] {
     if (loading.inside(n)) {
@@ -222,11 +218,11 @@ __device__ __forceinline__ void block_sweep(T* tiles, T* y, const T* a, const Lo
       for (int r = 0; r < kColumns; ++r) c[r] = own[r];
       const T* const y_panel = y + at.panel * kColumns;
       if (!rows_contiguous(system)) {
-        subtract_column_tile(c, row, layout.column_step, y_panel);
+        subtract_column_tile<Shape>(c, row, layout.column_step, y_panel);
       } else if (layout.column_step < 0) {
-        subtract_row_tile<true>(c, tile + thread * Shape::kRowPitch, y_panel);
+        subtract_row_tile<Shape, true>(c, tile + thread * Shape::kRowPitch, y_panel);
       } else {
-        subtract_row_tile<false>(c, tile + thread * Shape::kRowPitch, y_panel);
+        subtract_row_tile<Shape, false>(c, tile + thread * Shape::kRowPitch, y_panel);
       }
 #pragma unroll
       for (int r = 0; r < kColumns; ++r) own[r] = c[r];
@@ -236,10 +232,10 @@ __device__ __forceinline__ void block_sweep(T* tiles, T* y, const T* a, const Lo
 }
 
 // Work item: (matrix, group of kColumns columns), the group running fastest.
-template <class T, int kColumns, int kSweeps>
-__global__ void __launch_bounds__(BlockSubstitutionShape<T>::kHeight)
+template <class T, int kHeight, int kColumns, int kSweeps>
+__global__ void __launch_bounds__(kHeight)
     block_substitution(const Substitution<T> s, const int64_t column_groups) {
-  using Shape = BlockSubstitutionShape<T>;
+  using Shape = BlockSubstitutionShape<T, kHeight>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);
   T* const y = tiles + Shape::kStages * Shape::kTile;
@@ -261,7 +257,7 @@ __global__ void __launch_bounds__(BlockSubstitutionShape<T>::kHeight)
       const T value = inside ? b[x_offset(system, i, column + c)] : T(0);
       y[i * kColumns + c] = conj_if(system.conjugate, value);
     }
-    block_sweep<kColumns>(tiles, y, a, system, n, s.unit_diagonal, vectors);
+    block_sweep<Shape, kColumns>(tiles, y, a, system, n, s.unit_diagonal, vectors);
     if constexpr (kSweeps == 2) {
       // The second sweep starts from the last row: turn y upside down.
       for (int e = threadIdx.x; e < (n + 1) / 2 * kColumns; e += Shape::kHeight) {
@@ -271,7 +267,7 @@ __global__ void __launch_bounds__(BlockSubstitutionShape<T>::kHeight)
         y[e] = conj(lower);
         y[mirror] = conj(upper);
       }
-      block_sweep<kColumns>(tiles, y, a, s.second, n, false, vectors);
+      block_sweep<Shape, kColumns>(tiles, y, a, s.second, n, false, vectors);
     }
     for (int e = threadIdx.x; e < n * kColumns; e += Shape::kHeight) {
       const int i = columns_fastest ? e / kColumns : e % n;

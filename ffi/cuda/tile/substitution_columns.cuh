@@ -29,8 +29,8 @@ struct ColumnsSubstitutionShape {
   }
 };
 
-// Moves kBlock rows of 32 columns, whose rows are contiguous in global memory, to and from a warp's
-// shared panel, row r of the panel at r * 33. Outside the matrix: zeros.
+// Moves kBlock rows of 32 columns between global memory and a warp's shared panel, row r of the
+// panel at r * 33, along the dimension that is contiguous in memory. Outside the matrix: zeros.
 template <int kBlock, class T>
 struct ColumnPanel {
   static constexpr int kPitch = ColumnsSubstitutionShape<T, kBlock>::kPanelPitch;
@@ -39,6 +39,7 @@ struct ColumnPanel {
   static __device__ __forceinline__ void load(T* panel, const T* matrix, const LowerSystem& system,
                                               int row, int n, int64_t column, int64_t nrhs) {
     const int lane = threadIdx.x % 32;
+    const bool columns_fastest = system.x_col == 1;
 #pragma unroll 1
     for (int first = 0; first < kBlock; first += kFlight) {
       T value[kFlight];
@@ -46,8 +47,8 @@ struct ColumnPanel {
 #pragma unroll
       for (int u = 0; u < kFlight; ++u) {
         const int e = (first + u) * 32 + lane;
-        const int i = e % kBlock;
-        const int c = e / kBlock;
+        const int i = columns_fastest ? e / 32 : e % kBlock;
+        const int c = columns_fastest ? e % 32 : e / kBlock;
         const bool inside = row + i < n && column + c < nrhs;
         value[u] = inside ? matrix[x_offset(system, row + i, column + c)] : T(0);
         position[u] = i * kPitch + c;
@@ -60,11 +61,12 @@ struct ColumnPanel {
   static __device__ __forceinline__ void store(T* matrix, const T* panel, const LowerSystem& system,
                                                int row, int n, int64_t column, int64_t nrhs) {
     const int lane = threadIdx.x % 32;
+    const bool columns_fastest = system.x_col == 1;
 #pragma unroll 4
     for (int step = 0; step < kBlock; ++step) {
       const int e = step * 32 + lane;
-      const int i = e % kBlock;
-      const int c = e / kBlock;
+      const int i = columns_fastest ? e / 32 : e % kBlock;
+      const int c = columns_fastest ? e % 32 : e / kBlock;
       if (row + i < n && column + c < nrhs) {
         matrix[x_offset(system, row + i, column + c)] = panel[i * kPitch + c];
       }
@@ -104,7 +106,7 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
   using Panel = ColumnPanel<kBlock, T>;
   const int lane = threadIdx.x % 32;
   const int blocks = ceil_div(n, kBlock);
-  const bool direct = system.x_col == 1;
+  const bool direct = !kIsComplex<T> && system.x_col == 1;
   const int64_t own_column = column + lane;
   const bool in_range = own_column < nrhs;
   int stage = 0;

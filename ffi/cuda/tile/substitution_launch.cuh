@@ -58,17 +58,30 @@ cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>&
                      : launch_warp_rows<T, kSweeps, kSubstitutionColumns>(stream, s);
 }
 
-template <class T>
+template <class T, int kHeight>
 size_t block_substitution_bytes(int64_t n, int columns) {
-  return BlockSubstitutionShape<T>::kTilesBytes + static_cast<size_t>(n) * columns * sizeof(T);
+  return BlockSubstitutionShape<T, kHeight>::kTilesBytes +
+         static_cast<size_t>(n) * columns * sizeof(T);
+}
+
+template <class T, int kSweeps, int kHeight, int kColumns>
+cudaError_t launch_block_tiles(cudaStream_t stream, const Substitution<T>& s) {
+  const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
+  return launch<&block_substitution<T, kHeight, kColumns, kSweeps>>(
+      stream, s.batch * column_groups, 1, kHeight,
+      block_substitution_bytes<T, kHeight>(s.n, kColumns), s, column_groups);
 }
 
 template <class T, int kSweeps, int kColumns>
-cudaError_t launch_block_columns(cudaStream_t stream, const Substitution<T>& s) {
-  const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return launch<&block_substitution<T, kColumns, kSweeps>>(
-      stream, s.batch * column_groups, 1, BlockSubstitutionShape<T>::kHeight,
-      block_substitution_bytes<T>(s.n, kColumns), s, column_groups);
+cudaError_t launch_block_columns(cudaStream_t stream, const Substitution<T>& s, size_t limit) {
+  // A height is compiled if some n takes it.
+  constexpr int64_t kTallMinN = substitution_tall_tile_min_n(kDTypeOf<T>, kColumns);
+  if constexpr (kTallMinN < kAny) {
+    if (s.n >= kTallMinN && block_substitution_bytes<T, 128>(s.n, kColumns) <= limit) {
+      return launch_block_tiles<T, kSweeps, 128, kColumns>(stream, s);
+    }
+  }
+  return launch_block_tiles<T, kSweeps, 64, kColumns>(stream, s);
 }
 
 template <class T, int kSweeps>
@@ -76,10 +89,10 @@ cudaError_t launch_block_substitution(cudaStream_t stream, const Substitution<T>
   size_t limit = 0;
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  if (s.nrhs > 1 && block_substitution_bytes<T>(s.n, kSubstitutionColumns) <= limit) {
-    return launch_block_columns<T, kSweeps, kSubstitutionColumns>(stream, s);
+  if (s.nrhs > 1 && block_substitution_bytes<T, 64>(s.n, kSubstitutionColumns) <= limit) {
+    return launch_block_columns<T, kSweeps, kSubstitutionColumns>(stream, s, limit);
   }
-  return launch_block_columns<T, kSweeps, 1>(stream, s);
+  return launch_block_columns<T, kSweeps, 1>(stream, s, limit);
 }
 
 template <class T, int kSweeps, int kBlock>
@@ -110,7 +123,7 @@ cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
     const cudaError_t error = shared_memory_limit(&limit);
     if (error != cudaSuccess) return error;
     if (kernel == "warp" && packed_bytes<T>(s.n) > limit) kernel = "block";
-    if (kernel == "block" && block_substitution_bytes<T>(s.n, 1) > limit) kernel = "columns";
+    if (kernel == "block" && block_substitution_bytes<T, 64>(s.n, 1) > limit) kernel = "columns";
   }
   if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
   if (kernel == "warp") return launch_warp_substitution<T, kSweeps>(stream, s);
