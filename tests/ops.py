@@ -26,7 +26,8 @@ STORED = ("float16", "bfloat16")
 GATE = 30.0
 
 # Kernels that can be forced on this platform; "" is the one that the library picks.
-KERNELS = ("", "reference") if jax.default_backend() == "cpu" else ("", "thread", "warp", "block")
+_CUDA_KERNELS = ("", "thread", "warp", "block", "columns")
+KERNELS = ("", "reference") if jax.default_backend() == "cpu" else _CUDA_KERNELS
 
 # Sizes that each CUDA kernel serves at least: (smallest n, largest n of each dtype).
 _BLOCK = dict.fromkeys(DTYPES, 512)
@@ -167,6 +168,15 @@ def wide(x: Any) -> np.ndarray:
 def adjoint(a: np.ndarray) -> np.ndarray:
     """Conjugate transpose."""
     return np.conj(np.swapaxes(a, -1, -2))
+
+
+def times(a: np.ndarray, scale: Any) -> np.ndarray:
+    """a * scale with a real scale; a NaN imaginary part does not spoil the real one."""
+    if not np.iscomplexobj(a):
+        return a * scale
+    product = np.empty_like(a)
+    product.real, product.imag = a.real * scale, a.imag * scale
+    return product
 
 
 def norm(a: np.ndarray) -> np.ndarray:
@@ -380,6 +390,8 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
         return False
     if kernel == "reference":
         return True
+    if kernel not in _CUDA_SIZES[op.operation]:
+        return False
     smallest, largest = _CUDA_SIZES[op.operation][kernel]
     return smallest <= n <= largest[np.dtype(dtype).name]
 

@@ -14,11 +14,17 @@ SIZES = (1, 2, 3, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 9
 
 
 def with_pivots(rng, dtype, pivots):
-    """Matrices of small integers, L D L^H with D given: the pivots are D without rounding."""
+    """Matrices of small integers, L D L^H with D given: the pivots are D without rounding.
+
+    L is I + N with N^2 = 0, so that solutions stay small: N has rows of a random half, columns of
+    the other.
+    """
     shape = (*pivots.shape, pivots.shape[-1])
     parts = rng.integers(-1, 2, (2, *shape))
-    lower = np.tril(parts[0] + 1j * parts[1] if np.dtype(dtype).kind == "c" else parts[0], -1)
-    lower = lower + np.eye(shape[-1])
+    half = rng.integers(0, 2, pivots.shape).astype(bool)
+    entries = parts[0] + 1j * parts[1] if np.dtype(dtype).kind == "c" else parts[0]
+    strict = np.tril(entries * (half[..., :, None] & ~half[..., None, :]), -1)
+    lower = strict + np.eye(shape[-1])
     return (lower * pivots[..., None, :]) @ ops.adjoint(lower)
 
 
@@ -53,28 +59,31 @@ def check_pattern(op, result, info, expected_info):
     np.testing.assert_array_equal(info, expected_info)
     nan = failed_output(op, result.shape[-2])
     failed = np.asarray(expected_info) > 0
-    np.testing.assert_array_equal(np.isnan(result[failed]), np.broadcast_to(nan, (failed.sum(), *nan.shape)))
+    patterns = np.broadcast_to(nan, (failed.sum(), *nan.shape))
+    np.testing.assert_array_equal(np.isnan(result[failed]), patterns)
     assert not result[failed][:, ~nan].any()
     if np.iscomplexobj(result):
         assert np.isnan(result[failed].imag[:, nan]).all()
     assert np.isfinite(result[~failed]).all()
 
 
-@pytest.mark.parametrize("pivot", (-1.0, 0.0))
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.FACTORING), ids=ops.ids)
-def test_info_is_the_first_column_that_fails(op, kernel, dtype, pivot):
+def test_info_is_the_first_column_that_fails(op, kernel, dtype):
+    """A negative pivot or one that is exactly zero, in every column."""
     sizes = [n for n in SIZES if ops.serves(op, kernel, dtype, n)]
     rng = np.random.default_rng(0)
-    columns = [np.arange(n + 1) for n in sizes]
     cases = [
-        calls(op, dtype, n, failing_at(rng, dtype, n, k, pivot))
-        for n, k in zip(sizes, columns, strict=True)
+        calls(
+            op,
+            dtype,
+            n,
+            np.concatenate([failing_at(rng, dtype, n, np.arange(n + 1), p) for p in (-1.0, 0.0)]),
+        )
+        for n in sizes
     ]
-    for (result, info), expected in zip(
-        ops.on_each(op.with_info, cases, kernel), columns, strict=True
-    ):
-        check_pattern(op, result, info, expected)
+    for (result, info), n in zip(ops.on_each(op.with_info, cases, kernel), sizes, strict=True):
+        check_pattern(op, result, info, np.tile(np.arange(n + 1), 2))
 
 
 @pytest.mark.parametrize("dtype", ("float32", "complex128"))
@@ -90,7 +99,7 @@ def test_info_across_the_panels_of_large_matrices(op, dtype):
         check_pattern(op, result, info, columns)
 
 
-@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("dtype", ("float32", "complex128"))
 @pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
 def test_beyond_the_kernels_the_contract_is_the_same(op, dtype):
     n, columns = 513, [0, 1, 300, 513]
@@ -179,7 +188,7 @@ def test_small_matrices_that_are_not_positive_definite(op):
 
 
 def test_failure_under_vmap_and_in_a_shared_factor():
-    a = jnp.stack([jnp.ones((2, 2)), 2 * jnp.eye(2)])
+    a = jnp.stack([jnp.ones((2, 2)), 4 * jnp.eye(2)])
     b = jnp.ones((5, 2))
 
     def solve(matrix, rhs):
@@ -188,7 +197,7 @@ def test_failure_under_vmap_and_in_a_shared_factor():
     x, info = jax.vmap(jax.vmap(solve, (0, None)), (None, 0))(a, b)
     np.testing.assert_array_equal(info, np.broadcast_to([2, 0], (5, 2)))
     assert np.isnan(x[:, 0]).all()
-    np.testing.assert_array_equal(x[:, 1], np.full((5, 2), 0.5))
+    np.testing.assert_array_equal(x[:, 1], np.full((5, 2), 0.25))
 
 
 def test_info_of_a_general_solve():
@@ -281,7 +290,7 @@ def test_powers_of_two_pass_through(op, kernel, dtype):
             "cho_solve": b_scale / a_scale**2,
             "solve_pos": b_scale / a_scale,
         }[op.operation]
-        scaled = [(a * a_scale, *(y * b_scale for y in b)) for a, *b in cases]
+        scaled = [(ops.times(a, a_scale), *(y * b_scale for y in b)) for a, *b in cases]
         for x, unscaled in zip(ops.on_each(op, scaled, kernel), expected, strict=True):
             assert ops.same_bits(x, unscaled * x_scale)
 
@@ -297,7 +306,7 @@ def test_badly_scaled_rows_keep_their_digits(op, kernel, dtype):
         power = 12 if np.finfo(dtype).bits == 32 else 120
         d = np.ldexp(1.0, np.random.default_rng(n).integers(-power, power, n))
         d = d.astype(np.finfo(dtype).dtype)
-        a = operands[0] * d[:, None] * d
+        a = ops.times(operands[0], d[:, None] * d)
         b = [y * d[:, None] for y in operands[1:]]
         (x,) = ops.on_each(op, [(a, *b)], kernel)
         if op.factors:

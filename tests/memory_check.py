@@ -1,0 +1,60 @@
+"""Every CUDA kernel on every operation and dtype, small enough to run under a memory checker.
+
+    export XLA_PYTHON_CLIENT_ALLOCATOR=platform   # one allocation per array: exact bounds
+    compute-sanitizer --tool memcheck python tests/memory_check.py
+    compute-sanitizer --tool racecheck python tests/memory_check.py
+
+The batches are ragged and the sizes odd, so that a read or write past the end leaves its array.
+"""
+
+import argparse
+
+import jax
+import numpy as np
+
+jax.config.update("jax_enable_x64", True)
+
+import ops  # noqa: E402
+
+SIZES = {
+    "thread": (1, 2, 3, 5, 8),
+    "warp": (9, 16, 17, 23, 32, 33, 48, 50, 64),
+    "block": (7, 33, 64, 65, 97, 130, 200),
+    "columns": (3, 17, 33, 70),
+    "": (8, 13, 31, 65, 96, 100, 300),
+}
+
+
+def main() -> None:
+    """Runs the kernels and checks every matrix of every result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=37)
+    parser.add_argument("--dtype", nargs="+", default=list(ops.DTYPES))
+    parser.add_argument("--large", action="store_true", help="also 262,144 matrices 16x16 and 2x2")
+    arguments = parser.parse_args()
+    for op in ops.ONE_EACH:
+        for dtype in arguments.dtype:
+            calls = 0
+            for kernel, sizes in SIZES.items():
+                served = [n for n in sizes if ops.serves(op, kernel, dtype, n)]
+                cases = [
+                    op.operands(dtype, batch=(arguments.batch if n <= 100 else 3,), n=n, nrhs=nrhs)
+                    for n in served
+                    for nrhs in ((1,) if op.factors else (1, 5))
+                ]
+                if not cases:
+                    continue
+                results = ops.on_each(op, cases, kernel)
+                for operands, result in zip(cases, results, strict=True):
+                    op.check(operands, result)
+                calls += len(cases)
+            print(op.name, dtype, calls, "calls", flush=True)
+    if arguments.large:
+        for n in (16, 2):
+            eye = np.broadcast_to(np.eye(n, dtype=np.float32), (262144, n, n))
+            factor = ops.compiled(ops.BY_NAME["cholesky-lower-mean"], eye)
+            assert np.array_equal(factor, eye)
+
+
+if __name__ == "__main__":
+    main()
