@@ -93,7 +93,7 @@ def cholesky(
 def _hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
     """The Hermitian matrix that is factored; linear in a (over the reals)."""
     if symmetrize:
-        return (a + adjoint(a)) / 2
+        return real_diagonal((a + adjoint(a)) / 2)
     return hermitian_from_triangle(a, upper=upper)
 
 

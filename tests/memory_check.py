@@ -30,9 +30,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=37)
     parser.add_argument("--dtype", nargs="+", default=list(ops.DTYPES))
+    parser.add_argument("--op", nargs="+", default=[op.name for op in ops.ONE_EACH])
     parser.add_argument("--large", action="store_true", help="also 262,144 matrices 16x16 and 2x2")
     arguments = parser.parse_args()
-    for op in ops.ONE_EACH:
+    for op in (ops.BY_NAME[name] for name in arguments.op):
         for dtype in arguments.dtype:
             calls = 0
             for kernel, sizes in SIZES.items():

@@ -43,9 +43,7 @@ def test_two_levels_of_every_combination_of_mapped_operands(op):
         x = jax.jit(jax.vmap(jax.vmap(op, inner), outer))(a, b)
         full = []
         for i, y in enumerate((a, b)):
-            index = [
-                slice(None) if axes[i] is not None else None for axes in (outer, inner)
-            ]
+            index = [slice(None) if axes[i] is not None else None for axes in (outer, inner)]
             batch = (SIZE["outer"], SIZE["inner"])
             full.append(np.broadcast_to(y[tuple(index)], (*batch, *y.shape[-2:])))
         op.check(full, x)
