@@ -93,7 +93,7 @@ def cholesky(
 def _hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
     """The Hermitian matrix that is factored; linear in a (over the reals)."""
     if symmetrize:
-        return real_diagonal((a + adjoint(a)) / 2)
+        return real_diagonal(a + adjoint(a)) / 2
     return hermitian_from_triangle(a, upper=upper)
 
 
@@ -129,7 +129,7 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
         lambda: jnp.where(failed, _first_bad_pivot(hermitian), 0),
         lambda: jnp.zeros(failed.shape, jnp.int32),
     )
-    nan = jnp.full_like(lower_factor, jnp.nan)
+    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(a) else jnp.nan
     factor = triangle(jnp.where(failed[..., None, None], nan, lower_factor), upper=False)
     return adjoint(factor) if upper else factor, info
 
