@@ -152,7 +152,7 @@ class Operation:
         return [
             d
             for d in range(batch_rank)
-            if operands[owner].shape[d] != 1
+            if operands[owner].shape[d] not in (0, 1)
             and spec[d] is None
             and all(x.shape[d] == 1 for i, x in enumerate(operands) if i != owner)
         ]
@@ -281,7 +281,7 @@ def _fold(x: Array, dims: Sequence[int], column: int) -> Array:
 def _unfold(x: Array, dims: Sequence[int], sizes: Sequence[int], column: int) -> Array:
     """Inverse of `_fold`."""
     position = x.ndim + column
-    rest = x.shape[position] // math.prod(sizes) if math.prod(sizes) else 0
+    rest = x.shape[position] // math.prod(sizes)
     split = x.reshape(*x.shape[:position], *sizes, rest, *x.shape[position + 1 :])
     return jnp.moveaxis(split, range(position, position + len(dims)), dims)
 

@@ -1,8 +1,8 @@
 """The table of operations. Every transformation's tests run over its rows.
 
-A row says how to call one operation with one set of options, what its operands look like (everything
-that the contract says is not read holds NaN), and which matrix M the operation works on, in float64
-or complex128: a factor has M = F F^H or F^H F, a solution M X = B or X M = B.
+A row says how to call one operation with one set of options, what its operands look like (NaN in
+whatever the contract says is not read), and which matrix M the operation works on, in float64 or
+complex128: a factor has M = F F^H or F^H F, a solution M X = B or X M = B.
 """
 
 import dataclasses

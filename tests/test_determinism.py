@@ -1,4 +1,4 @@
-"""A matrix has the same result bit for bit: whatever the batch, its position, its neighbours, the run."""
+"""Same bits for a matrix whatever the batch, its position, its neighbours and the run."""
 
 import jax
 import numpy as np

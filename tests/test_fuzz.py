@@ -17,7 +17,7 @@ SIZE = st.integers(0, 20) | st.sampled_from([31, 32, 33, 48, 49, 63, 64, 65, 100
 
 
 def draw_batches(draw, count):
-    """Shapes that broadcast: of one shape, each with dimensions set to 1 or cut off at the front."""
+    """Shapes that broadcast: one shape with dimensions set to 1 or cut off at the front."""
     full = draw(st.lists(st.integers(0, 4), max_size=3))
     shapes = []
     for _ in range(count):
@@ -29,7 +29,7 @@ def draw_batches(draw, count):
 @FUZZ
 @given(st.data())
 def test_calls(data):
-    """Broadcast batches of any shape, vectors among the right-hand sides."""
+    """Broadcast batches of any shape, empty ones too."""
     draw = data.draw
     op = draw(st.sampled_from(ROWS))
     dtype = draw(st.sampled_from(ops.DTYPES))
@@ -99,7 +99,7 @@ def test_nested_vmaps(data):
 @FUZZ
 @given(st.data())
 def test_failures(data):
-    """Any matrices of a batch fail at any column; info and the other results do not depend on it."""
+    """Any matrices of a batch fail at any column; the results of the others keep their bits."""
     draw = data.draw
     op = draw(st.sampled_from(ops.FACTORING))
     dtype = draw(st.sampled_from(ops.DTYPES))

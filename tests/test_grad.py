@@ -133,7 +133,7 @@ def test_jacobians_and_hessians_agree(op):
 @pytest.mark.parametrize("dtype", ("float32", "complex64"))
 @pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
 def test_gradients_in_every_tier(op, dtype):
-    """Those of float32 and complex64 against float64 and complex128, and these against differences."""
+    """In single against double precision, and that against differences."""
     cases = [op.operands(dtype, batch=(2,), n=n, nrhs=2) for n in (2, 9, 17, 33)]
     wide = [tuple(jnp.asarray(ops.wide(x)) for x in operands) for operands in cases]
     rng = np.random.default_rng(7)

@@ -76,7 +76,7 @@ def test_empty_matrices_make_no_call(op):
 
 
 def test_vmap_over_an_empty_axis():
-    a, b = ops.SOLVE_POS[1].operands("float64", n=3)
+    a, _ = ops.SOLVE_POS[1].operands("float64", n=3)
     solve = jax.vmap(lambda b: jb.solve(a, b, assume_a="pos", lower=True))
     assert solve(np.zeros((0, 3, 1))).shape == (0, 3, 1)
     assert jax.vmap(jb.cholesky)(np.zeros((0, 3, 3))).shape == (0, 3, 3)

@@ -23,8 +23,9 @@ def mesh(kind=AxisType.Auto, shape=(8,), names=("x",)):
     return jax.make_mesh(shape, names, axis_types=(kind,) * len(names), devices=devices)
 
 
-def on(where, *arrays, spec=P("x")):
-    sharding = NamedSharding(where, spec)
+def on(where, *arrays, spec=None):
+    """The arrays on a mesh, their first dimension over its axis x unless spec says otherwise."""
+    sharding = NamedSharding(where, P("x") if spec is None else spec)
     return tuple(jax.device_put(x, sharding) for x in arrays)
 
 
@@ -162,7 +163,7 @@ def test_explicit_sharding_inside_a_matrix_is_refused():
     where = mesh(AxisType.Explicit, shape=(2,))
     with jax.set_mesh(where):
         (a,) = on(where, np.eye(4), spec=P("x", None))
-        with pytest.raises(ValueError, match="cholesky: .*must not be sharded"):
+        with pytest.raises(ValueError, match=r"cholesky: .*must not be sharded"):
             jb.cholesky(a, symmetrize_input=False)
 
 
