@@ -113,7 +113,7 @@ class Operation:
         signature = self.signature(params)
         rank = max(x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True))
         aligned = [
-            jax.lax.expand_dims(x, range(rank + len(core) - x.ndim))
+            x if x.ndim == rank + len(core) else x[(None,) * (rank + len(core) - x.ndim)]
             for x, core in zip(operands, signature.operands, strict=True)
         ]
         return self._bind(aligned, {**params, "kernel": _ffi.forced_kernel()})

@@ -24,6 +24,13 @@ def _free_gib() -> float:
     return (stats["bytes_limit"] - stats["bytes_in_use"]) / 2**30
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs():
+    """Compiled programs of one file are of no use to the next, and fill the memory."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def needs_memory():
     """A function that skips a test unless the default device has so many GiB free."""

@@ -6,7 +6,7 @@ import ops
 import pytest
 
 BATCH = 67
-SIZES = (2, 3, 8, 9, 13, 16, 17, 32, 33, 48, 64, 65, 100)
+SIZES = (3, 8, 9, 16, 17, 33, 64, 65)
 
 
 def operands_of(op, dtype, n, batch=BATCH, nrhs=2):

@@ -52,11 +52,11 @@ def test_sizes_around_every_edge(op, dtype, kernel):
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.ONE_EACH), ids=ops.ids)
 def test_large_sizes(op, dtype, kernel):
-    check_sizes(op, dtype, LARGE, kernel)
+    check_sizes(op, dtype, LARGE if kernel == "" else (193, 257, 512), kernel)
 
 
 @pytest.mark.parametrize("dtype", ("float32", "complex64"))
-@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
+@pytest.mark.parametrize("op", ops.FACTORING[::2], ids=ops.ids)
 def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
     operands = op.operands(dtype, batch=(2,), n=520, nrhs=2)
     op.check(operands, op(*operands))
@@ -67,8 +67,8 @@ def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
 def test_every_number_of_right_hand_sides(op, dtype, kernel):
     cases = [
         op.operands(dtype, batch=(3,), n=n, nrhs=nrhs, seed=nrhs)
-        for n in (5, 16, 33, 70)
-        for nrhs in (*range(1, 10), 15, 16, 17, 31, 32, 33, 63, 64, 65, 129)
+        for n, counts in ((5, (*range(1, 10), 16, 17, 31, 33, 64, 65)), (33, (1, 4, 9, 32, 129)))
+        for nrhs in counts
         if ops.serves(op, kernel, dtype, n)
     ]
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
@@ -103,7 +103,7 @@ def test_eager_is_compiled_bit_for_bit(op, dtype):
 def test_half_precision_is_float32_rounded_once(op, stored):
     cases = [
         tuple(x.astype(stored) for x in op.operands("float32", batch=(5,), n=n, nrhs=3, seed=n))
-        for n in (1, 4, 9, 20, 33, 65)
+        for n in (1, 9, 33, 65)
     ]
     wide = [tuple(x.astype(np.float32) for x in operands) for operands in cases]
     for operands, result, full in zip(

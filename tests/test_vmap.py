@@ -13,7 +13,7 @@ import pytest
 
 import jax_batched as jb
 
-SIZE = {"outer": 3, "inner": 4}
+BATCH = (3, 4)
 
 
 @pytest.mark.parametrize("axis", (0, 1, 2, -1, -2))
@@ -28,25 +28,33 @@ def test_any_axis_in_and_out(op, axis):
 @pytest.mark.parametrize("op", ops.SOLVING, ids=ops.ids)
 def test_two_levels_of_every_combination_of_mapped_operands(op):
     choices = [(0, 0), (0, None), (None, 0)]
+    levels = list(itertools.product(choices, choices))
     rng = np.random.default_rng(0)
-    for outer, inner in itertools.product(choices, choices):
-        shapes = [
-            tuple(
-                size
-                for size, axes in ((SIZE["outer"], outer), (SIZE["inner"], inner))
-                if axes[i] is not None
-            )
-            for i in (0, 1)
-        ]
+    cases, full = [], []
+    for pair in levels:
+        shapes, wholes = [], []
+        for i in (0, 1):
+            mapped = [axes[i] is not None for axes in pair]
+            shapes.append(tuple(size for size, has in zip(BATCH, mapped, strict=True) if has))
+            wholes.append(tuple(slice(None) if has else None for has in mapped))
         a = op.spoil(op.make(rng, "float64", (*shapes[0], 3, 3)))
         b = op.right_hand_side(rng, "float64", shapes[1], 3, 2)
-        x = jax.jit(jax.vmap(jax.vmap(op, inner), outer))(a, b)
-        full = []
-        for i, y in enumerate((a, b)):
-            index = [slice(None) if axes[i] is not None else None for axes in (outer, inner)]
-            batch = (SIZE["outer"], SIZE["inner"])
-            full.append(np.broadcast_to(y[tuple(index)], (*batch, *y.shape[-2:])))
-        op.check(full, x)
+        cases.append((a, b))
+        full.append(
+            [
+                np.broadcast_to(x[index], (*BATCH, *x.shape[-2:]))
+                for x, index in zip((a, b), wholes, strict=True)
+            ]
+        )
+
+    def every_pair(cases):
+        return [
+            jax.vmap(jax.vmap(op, inner), outer)(*case)
+            for (outer, inner), case in zip(levels, cases, strict=True)
+        ]
+
+    for operands, x in zip(full, ops.compiled(every_pair, cases), strict=True):
+        op.check(operands, x)
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
@@ -147,9 +155,8 @@ def test_batch_dimensions_broadcast_as_numpys_do(op, a_batch, b_batch):
     a = op.spoil(op.make(rng, "float64", (*a_batch, 4, 4)))
     b = op.right_hand_side(rng, "float64", b_batch, 4, 2)
     batch = np.broadcast_shapes(a_batch, b_batch)
-    x = op(a, b)
     full = [np.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (a, b)]
-    op.check(full, x)
+    op.check(full, jax.jit(op)(a, b))
     if op.operation == "solve_pos":
         assert op.with_info(a, b)[1].shape == batch
 
