@@ -138,7 +138,7 @@ def test_jacobians_and_hessians_agree(op):
 @pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
 def test_gradients_in_every_tier(op, dtype):
     """In single against double precision, and that against differences."""
-    cases = [op.operands(dtype, batch=(2,), n=n, nrhs=2) for n in (2, 9, 17, 33)]
+    cases = [op.operands(dtype, batch=(2,), n=n, nrhs=2) for n in (2, 9, 33)]
     wide = [tuple(jnp.asarray(ops.wide(x)) for x in operands) for operands in cases]
     rng = np.random.default_rng(7)
     weights = [like(rng, operands[-1]) for operands in cases]

@@ -68,10 +68,20 @@ int32_t factor_upper(T* u, int64_t n) {
       for (int64_t k = 0; k < kPanel; ++k) factor[k] = conj(u[(k0 + k) * n + i]);
       T* row_i = u + i * n;
       const T* panel = u + k0 * n;
-      for (int64_t j = i; j < n; ++j) {
-        T sum = row_i[j];
-        for (int64_t k = 0; k < kPanel; ++k) sum = sub_mul(sum, factor[k], panel[k * n + j]);
-        row_i[j] = sum;
+      int64_t j = i;
+      for (; j + kColumns<T> <= n; j += kColumns<T>) {  // a cache line of the row in registers
+        T sum[kColumns<T>];
+        for (int64_t c = 0; c < kColumns<T>; ++c) sum[c] = row_i[j + c];
+        for (int64_t k = 0; k < kPanel; ++k) {
+          const T* row_k = panel + k * n + j;
+          for (int64_t c = 0; c < kColumns<T>; ++c) sum[c] = sub_mul(sum[c], factor[k], row_k[c]);
+        }
+        for (int64_t c = 0; c < kColumns<T>; ++c) row_i[j + c] = sum[c];
+      }
+      for (; j < n; ++j) {
+        for (int64_t k = 0; k < kPanel; ++k) {
+          row_i[j] = sub_mul(row_i[j], factor[k], panel[k * n + j]);
+        }
       }
     }
   }
