@@ -110,8 +110,8 @@ _forced_kernel = ""
 def force_kernel(name: str) -> Iterator[None]:
     """Uses the named kernel instead of the one in the tier table, in what is traced inside.
 
-    For tests and the tuner. "reference" is the plain CPU kernel; "thread", "warp" and "block" are
-    CUDA's. A kernel that cannot serve a call fails it.
+    For tests and the tuner. "reference" is the plain CPU kernel; "thread", "warp", "block" and
+    "columns" are CUDA's. A kernel that cannot serve a call fails it.
     """
     global _forced_kernel
     before, _forced_kernel = _forced_kernel, name

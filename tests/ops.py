@@ -396,9 +396,14 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
     return smallest <= n <= largest[np.dtype(dtype).name]
 
 
-def by_kernel(rows: Sequence[Op]) -> list[tuple[Op, str]]:
-    """Each row with each kernel that can be forced."""
-    return [(op, kernel) for op in rows for kernel in KERNELS if op.operation or not kernel]
+def by_kernel(rows: Sequence[Op], sizes: Sequence[int] = range(1, 65)) -> list[tuple[Op, str]]:
+    """Each row with each kernel that can be forced for some of the sizes."""
+    return [
+        (op, kernel)
+        for op in rows
+        for kernel in KERNELS
+        if any(serves(op, kernel, dtype, n) for dtype in DTYPES for n in sizes)
+    ]
 
 
 def compiled(f: Callable[..., Any], *args: Any, kernel: str = "") -> Any:

@@ -15,6 +15,7 @@ SHORT = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 47, 64, 65)
 SMALL = (*range(1, 10), 12, 13, *range(15, 18), 24, 25, *range(31, 34), 40, 41, *range(47, 50))
 MEDIUM = (56, 57, *range(63, 66), 96, 97, 100, *range(127, 131))
 LARGE = (192, 200, 255, 256, 257, 511, 512, 513)
+FORCED_LARGE = (193, 257, 512)
 NRHS = (1, 2, 3, 8, 17, 33, None)
 BATCHES = (1, 31, 33)
 
@@ -32,6 +33,7 @@ def calls(op, dtype, sizes):
 
 def check_sizes(op, dtype, sizes, kernel):
     cases = calls(op, dtype, [n for n in sizes if ops.serves(op, kernel, dtype, n)])
+    assert cases
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
         op.check(operands, result)
 
@@ -50,9 +52,9 @@ def test_sizes_around_every_edge(op, dtype, kernel):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.ONE_EACH), ids=ops.ids)
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.ONE_EACH, FORCED_LARGE), ids=ops.ids)
 def test_large_sizes(op, dtype, kernel):
-    check_sizes(op, dtype, LARGE if kernel == "" else (193, 257, 512), kernel)
+    check_sizes(op, dtype, LARGE if kernel == "" else FORCED_LARGE, kernel)
 
 
 @pytest.mark.parametrize("dtype", ("float32", "complex64"))
