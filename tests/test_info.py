@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 
 import jax
 import numpy as np
@@ -15,10 +16,11 @@ PLATFORMS = ("cpu", "cuda", "other")
 
 
 def run(*arguments, **environment):
-    """Output of a fresh interpreter."""
+    """Output of a fresh interpreter, away from the source tree, which would shadow an install."""
     result = subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment},
+        cwd=tempfile.gettempdir(),
         capture_output=True,
         text=True,
         check=False,
