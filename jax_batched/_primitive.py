@@ -203,7 +203,7 @@ class Operation:
     def _jvp(
         self, primals: tuple[Any, ...], tangents: tuple[Any, ...], **params: Any
     ) -> tuple[list[Any], list[Any]]:
-        public = {k: v for k, v in params.items() if k != "kernel"}
+        public = _without_kernel(params)
         given = tuple(None if isinstance(t, ad.Zero) else t for t in tangents)
         results, derivatives = self.rules.jvp(public, primals, given)
         return list(results), [
@@ -217,7 +217,7 @@ class Operation:
         if linear != [False] * (len(operands) - 1) + [True]:
             raise NotImplementedError(f"{self.name} is linear only in its last operand")
         aval = operands[-1].aval
-        public = {k: v for k, v in params.items() if k != "kernel"}
+        public = _without_kernel(params)
         given = tuple(None if isinstance(ct, ad.Zero) else ct for ct in cotangents)
         result = self.rules.transpose(public, (*operands[:-1], None), given)
         if result is None:
@@ -230,7 +230,7 @@ class Operation:
     # Lowering.
 
     def _lower_to_lax(self, ctx: Any, *operands: Any, **params: Any) -> Any:
-        public = {k: v for k, v in params.items() if k != "kernel"}
+        public = _without_kernel(params)
         signature = self.signature(params)
 
         def in_lax(*arrays: Array) -> Sequence[Array]:
@@ -259,7 +259,7 @@ class Operation:
             return self._lower_to_lax(ctx, *operands, **params)
         if not self.rules.fused(platform, n, dtype):
             assert self.rules.composed is not None
-            public = {k: v for k, v in params.items() if k != "kernel"}
+            public = _without_kernel(params)
             composed = functools.partial(self.rules.composed, **public)
             return mlir.lower_fun(composed, multiple_results=True)(ctx, *operands)
         lower = jax.ffi.ffi_lowering(
@@ -267,6 +267,11 @@ class Operation:
             extra_attributes=_sharding_attributes(ctx, self.signature(params)),
         )
         return lower(ctx, *operands, **params)
+
+
+def _without_kernel(params: Params) -> Params:
+    """The operation's own parameters: its rules know nothing of the choice of a kernel."""
+    return {k: v for k, v in params.items() if k != "kernel"}
 
 
 def _fold(x: Array, dims: Sequence[int], column: int) -> Array:

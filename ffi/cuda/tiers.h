@@ -151,6 +151,6 @@ inline constexpr Tier kSolvePosTiers[] = {
 template <class T>
 inline constexpr int64_t kSolvePosMaxN = max_n(kSolvePosTiers, kDTypeOf<T>);
 
-// ---- triangular_solve, cho_solve: below ----
+// triangular_solve and cho_solve: substitution_tiers.h
 
 }  // namespace jax_batched::cuda
