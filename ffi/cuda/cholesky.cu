@@ -48,9 +48,12 @@ struct TierLauncher {
                                   : launch_warp<T, kTiles, kTier.group, kTier.redundant, false,
                                                 kTier.warps, kMinBlocks>(stream, args);
     } else {
-      using Factor = BlockFactor<T, false>;
-      return launch<cholesky_block_kernel<T, kMinBlocks>>(stream, args.batch, 1, Factor::kThreads,
-                                                          Factor::shared_bytes(args.n), args);
+      return with_access(args.upper, args.n % kVector<T> == 0, [&](auto access) {
+        constexpr Access kAccess = decltype(access)::value;
+        using Factor = BlockFactor<T, kTier.depth, kAccess, kTier.prefetch>;
+        return launch<cholesky_block_kernel<T, kTier.depth, kAccess, kTier.prefetch, kMinBlocks>>(
+            stream, args.batch, 1, Factor::kThreads, Factor::kSharedBytes, args);
+      });
     }
   }
 };

@@ -25,6 +25,8 @@ struct Tier {
   bool redundant;           // every lane factors the 8x8 diagonal block for itself ("warp")
   int warps;                // warps per block
   int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
+  int depth = 0;            // columns of L that come back at a time ("block")
+  bool prefetch = false;    // ask the L2 cache for the next tile while one is factored ("block")
 };
 
 inline constexpr int64_t kNoTier = -1;
@@ -68,7 +70,8 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4},
+    {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 4, 5},
@@ -78,7 +81,8 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 1, 512, "block", 1, false, 4, 0},
+    {DType::kFloat64, 1, 160, "block", 1, false, 4, 3, 16},
+    {DType::kFloat64, 1, 512, "block", 1, false, 4, 2, 32, true},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
@@ -88,7 +92,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kComplex64, 1, 512, "block", 1, false, 4, 0},
+    {DType::kComplex64, 1, 512, "block", 1, false, 4, 3, 16, true},
 
     {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
@@ -96,7 +100,8 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
-    {DType::kComplex128, 1, 512, "block", 1, false, 4, 0},
+    {DType::kComplex128, 1, 160, "block", 1, false, 4, 3, 8, true},
+    {DType::kComplex128, 1, 512, "block", 1, false, 4, 2, 8},
 };
 
 template <class T>
