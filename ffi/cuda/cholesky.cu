@@ -63,7 +63,6 @@ struct TierLauncher {
 // problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
 template <class T>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
-  const int64_t row = find_tier(kCholeskyTiers, kDTypeOf<T>, problem.n, problem.kernel);
   const CholeskyArguments<T> args{static_cast<const T*>(problem.a),
                                   static_cast<T*>(problem.l),
                                   problem.info,
@@ -71,7 +70,8 @@ cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
                                   static_cast<int>(problem.n),
                                   problem.upper,
                                   problem.symmetrize};
-  return with_tier<T>(row, TierLauncher<T>{stream, args});
+  const Call call{"cholesky", kDTypeOf<T>, problem.n, 1, problem.fast, /*capability=*/0};
+  return launch_tier<T>(call, problem.kernel, TierLauncher<T>{stream, args});
 }
 
 template cudaError_t cholesky<JAX_BATCHED_SCALAR>(cudaStream_t, const CholeskyProblem&);

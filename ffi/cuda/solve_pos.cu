@@ -66,7 +66,6 @@ struct TierLauncher {
 // problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
 template <class T>
 cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
-  const int64_t row = find_tier(kSolvePosTiers, kDTypeOf<T>, problem.n, problem.kernel);
   const SolvePosArguments<T> args{static_cast<const T*>(problem.a),
                                   static_cast<const T*>(problem.b),
                                   static_cast<T*>(problem.x),
@@ -77,7 +76,9 @@ cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
                                   !problem.lower,
                                   problem.a_map,
                                   problem.b_map};
-  return with_tier<T>(row, TierLauncher<T>{stream, args});
+  const Call call{"solve_pos",  kDTypeOf<T>,  problem.n,
+                  problem.nrhs, problem.fast, /*capability=*/0};
+  return launch_tier<T>(call, problem.kernel, TierLauncher<T>{stream, args});
 }
 
 template cudaError_t solve_pos<JAX_BATCHED_SCALAR>(cudaStream_t, const SolvePosProblem&);

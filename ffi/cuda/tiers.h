@@ -1,11 +1,12 @@
-// Which kernel serves which (operation, dtype, n): one table per operation, as data.
+// The compiled kernels of each operation: one table per operation, as data. A launcher compiles the
+// kernels that its table names, no others: to try another shape, add or edit a row.
 //
-// The first row of a table with the problem's dtype and min_n <= n <= max_n serves. A launcher
-// compiles the kernels that its table names, no others: to try another shape, add or edit a row.
-// Nothing here depends on the batch count: a matrix has the same result in any batch.
+// Of the rows that can serve a call, the one that tuned_tiers.h names serves; where nothing was
+// measured, the first. Nothing here depends on the batch count: a matrix has the same result in any
+// batch.
 //
-// Measured on an H100 (kernels of up to 100 bytes of spills are in use where the register cap
-// pays).
+// The order is as measured on an H100 (kernels of up to 100 bytes of spills are in use where the
+// register cap pays).
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <string_view>
 
 #include "ffi/common/problem.h"
+#include "ffi/cuda/tuned_tiers.h"
 
 namespace jax_batched::cuda {
 
@@ -27,23 +29,60 @@ struct Tier {
   int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
   int depth = 0;            // columns of L that come back at a time ("block")
   bool prefetch = false;    // ask the L2 cache for the next tile while one is factored ("block")
+  std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
+  int capability = 0;             // needs a GPU of this compute capability or a later one
+  bool fast = false;              // serves only accuracy="fast"
+
+  // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
+  constexpr bool has_name(std::string_view name) const {
+    if (variant.empty()) return name == kernel;
+    return name.size() == kernel.size() + 1 + variant.size() &&
+           name.substr(0, kernel.size()) == kernel && name[kernel.size()] == '.' &&
+           name.substr(kernel.size() + 1) == variant;
+  }
+
+  constexpr bool serves(const Call& call) const {
+    return dtype == call.dtype && min_n <= call.n && call.n <= max_n &&
+           capability <= call.capability && (call.fast || !fast);
+  }
 };
 
 inline constexpr int64_t kNoTier = -1;
 
-// The row that serves (dtype, n), or with `kernel` not empty the first such row of that kernel;
-// kNoTier if there is none.
+// The first row that serves a call, of those with this name if it is not empty; else kNoTier.
 template <size_t kRows>
-constexpr int64_t find_tier(const Tier (&table)[kRows], DType dtype, int64_t n,
-                            std::string_view kernel) {
+constexpr int64_t first_tier(const Tier (&table)[kRows], const Call& call, std::string_view name) {
   for (size_t row = 0; row < kRows; ++row) {
-    const Tier& tier = table[row];
-    if (tier.dtype == dtype && tier.min_n <= n && n <= tier.max_n &&
-        (kernel.empty() || kernel == tier.kernel)) {
+    if (table[row].serves(call) && (name.empty() || table[row].has_name(name))) {
       return static_cast<int64_t>(row);
     }
   }
   return kNoTier;
+}
+
+// The row that serves a call: with `name` not empty the one that it selects, else the tuned one or,
+// where nothing was measured, the first. kNoTier if there is none.
+template <size_t kRows>
+constexpr int64_t find_tier(const Tier (&table)[kRows], const Call& call, std::string_view name) {
+  if (!name.empty()) return first_tier(table, call, name);
+  const std::string_view tuned = tuned_kernel(kTunedTiers, call);
+  const int64_t row = tuned.empty() ? kNoTier : first_tier(table, call, tuned);
+  return row != kNoTier ? row : first_tier(table, call, {});
+}
+
+// Whether a name selects at most one row for any call.
+template <size_t kRows>
+constexpr bool names_are_distinct(const Tier (&table)[kRows]) {
+  for (size_t i = 0; i < kRows; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (table[i].dtype == table[j].dtype && table[i].kernel == table[j].kernel &&
+          table[i].variant == table[j].variant && table[i].min_n <= table[j].max_n &&
+          table[j].min_n <= table[i].max_n) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 template <size_t kRows>
@@ -82,7 +121,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
     {DType::kFloat64, 1, 160, "block", 1, false, 4, 3, 16},
-    {DType::kFloat64, 1, 512, "block", 1, false, 4, 2, 32, true},
+    {DType::kFloat64, 161, 512, "block", 1, false, 4, 2, 32, true},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
@@ -101,8 +140,10 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex128, 1, 160, "block", 1, false, 4, 3, 8, true},
-    {DType::kComplex128, 1, 512, "block", 1, false, 4, 2, 8},
+    {DType::kComplex128, 161, 512, "block", 1, false, 4, 2, 8},
 };
+
+static_assert(names_are_distinct(kCholeskyTiers), "give rows that overlap a variant");
 
 template <class T>
 inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
@@ -152,6 +193,8 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex128, 1, 64, "block", 1, false, 4, 0},
 };
+
+static_assert(names_are_distinct(kSolvePosTiers), "give rows that overlap a variant");
 
 template <class T>
 inline constexpr int64_t kSolvePosMaxN = max_n(kSolvePosTiers, kDTypeOf<T>);
