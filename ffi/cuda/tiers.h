@@ -163,7 +163,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 1, 128, "block", 1, false, 4, 0},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
@@ -173,7 +172,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 1, 96, "block", 1, false, 4, 0},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
@@ -183,7 +181,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kComplex64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kComplex64, 1, 96, "block", 1, false, 4, 0},
 
     {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
@@ -191,7 +188,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
-    {DType::kComplex128, 1, 64, "block", 1, false, 4, 0},
 };
 
 static_assert(names_are_distinct(kSolvePosTiers), "give rows that overlap a variant");
