@@ -30,6 +30,8 @@ _MAX_N: dict[str, dict[str, int]] = {
     "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
 }
 
+OPERATIONS = tuple(_MAX_N)
+
 # Largest n for which solve_pos is one kernel on CUDA rather than factor and solve: what the rows of
 # ffi/cuda/tiers.h that need no particular GPU cover, for a program may be lowered for another one.
 _CUDA_MAX_FUSED_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}

@@ -151,7 +151,8 @@ class Operation:
         return [
             d
             for d in range(batch_rank)
-            if operands[owner].shape[d] not in (0, 1)
+            if operands[owner].shape[d] != 1
+            and _at_least(1, operands[owner].shape[d])
             and spec[d] is None
             and all(x.shape[d] == 1 for i, x in enumerate(operands) if i != owner)
         ]
@@ -235,10 +236,12 @@ class Operation:
             for aval, core in zip(avals, self.signature(params).operands, strict=True)
             for size in aval.shape[aval.ndim - len(core) :]
         ]
+        n = avals[0].shape[-1]
         return (
             _ffi.has_kernels(platform)
-            and all(isinstance(size, int) and size > 0 for size in core_sizes)
-            and avals[0].shape[-1] <= _ffi.max_n(self.name, avals[0].dtype)
+            and isinstance(n, int)
+            and n <= _ffi.max_n(self.name, avals[0].dtype)
+            and all(_at_least(1, size) for size in core_sizes)
         )
 
     def _lower_to_lax(self, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -278,6 +281,14 @@ class Operation:
 def _without_kernel(params: Params) -> Params:
     """The operation's own parameters: its rules know nothing of the choice of a kernel."""
     return {k: v for k, v in params.items() if k != "kernel"}
+
+
+def _at_least(least: int, size: Any) -> bool:
+    """Whether a size, which may be symbolic in an exported program, is known to be as large."""
+    try:
+        return bool(size >= least)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
 
 
 def _fold(x: Array, dims: Sequence[int], column: int) -> Array:
