@@ -55,7 +55,28 @@ class EnergyRow(TypedDict):
     date: str
 
 
-Key = tuple[str, str, int, int, int, int, str]
+class ScalingRow(TypedDict):
+    """One measurement on several devices."""
+
+    op: str
+    impl: str
+    dtype: str
+    m: int
+    n: int
+    nrhs: int
+    batch: int
+    devices: int
+    scaling: str
+    ms: float
+    efficiency: float
+    device: str
+    jax: str
+    jax_batched: str
+    date: str
+
+
+AnyRow = Row | EnergyRow | ScalingRow
+Key = tuple[Any, ...]
 
 # Above this size half a GiB of matrices are hardly one wave of blocks on a large GPU.
 LARGE_N = 192
@@ -67,7 +88,7 @@ def usual_mebibytes(n: int, *, cpu: bool) -> float:
     return 64 if cpu else LARGE_MEBIBYTES if n >= LARGE_N else 512
 
 
-def key(row: Row | EnergyRow) -> Key:
+def key(row: AnyRow) -> Key:
     """What identifies a measurement, in the order of the file. A new one replaces the old."""
     return (
         row["op"],
@@ -77,17 +98,19 @@ def key(row: Row | EnergyRow) -> Key:
         row["nrhs"],
         row["batch"],
         row["impl"],
+        row.get("scaling", ""),
+        row.get("devices", 1),
     )
 
 
 def load(path: Path) -> list[Any]:
-    """The rows of a file, `Row` or `EnergyRow`; none where there is no file."""
+    """The rows of a file, `Row`, `EnergyRow` or `ScalingRow`; none where there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def record(path: Path, rows: Iterable[Row | EnergyRow]) -> None:
+def record(path: Path, rows: Iterable[AnyRow]) -> None:
     """Add rows to a file; one that was measured again takes the place of the earlier one."""
     merged = {key(row): row for row in [*load(path), *rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
