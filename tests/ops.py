@@ -392,8 +392,11 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
         return True
     if kernel not in _CUDA_SIZES[op.operation]:
         return False
+    stored = np.dtype(dtype).name in STORED
+    if stored and op.operation == "cholesky" and kernel == "block":
+        return False
     smallest, largest = _CUDA_SIZES[op.operation][kernel]
-    return smallest <= n <= largest[np.dtype(dtype).name]
+    return smallest <= n <= largest["float32" if stored else np.dtype(dtype).name]
 
 
 def by_kernel(rows: Sequence[Op], sizes: Sequence[int] = range(1, 65)) -> list[tuple[Op, str]]:
