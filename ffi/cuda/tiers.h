@@ -70,7 +70,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4},
 
-    {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
+    {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 4, 5},
     {DType::kFloat64, 17, 24, "warp", 1, false, 4, 5},
     {DType::kFloat64, 25, 32, "warp", 1, false, 4, 5},
@@ -80,7 +80,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
     {DType::kFloat64, 1, 512, "block", 1, false, 4, 0},
 
-    {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
+    {DType::kComplex64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
     {DType::kComplex64, 17, 24, "warp", 2, false, 4, 0},
     {DType::kComplex64, 25, 32, "warp", 1, false, 1, 0},
@@ -90,7 +90,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
     {DType::kComplex64, 1, 512, "block", 1, false, 4, 0},
 
-    {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
+    {DType::kComplex128, 1, 9, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
     {DType::kComplex128, 17, 24, "warp", 2, false, 4, 0},
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
