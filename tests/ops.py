@@ -371,8 +371,12 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
         return False
     if _ON_CPU:
         return True
+    stored = np.dtype(dtype).name in STORED
+    if stored and op.operation == "cholesky" and kernel == "block":
+        return False
+    computed = "float32" if stored else np.dtype(dtype).name
     return any(
-        (tier.operation, tier.kernel, tier.dtype) == (op.operation, kernel, np.dtype(dtype).name)
+        (tier.operation, tier.kernel, tier.dtype) == (op.operation, kernel, computed)
         and tier.min_n <= n <= tier.max_n
         and tier.capability <= compute_capability()
         and not tier.fast

@@ -101,15 +101,17 @@ def test_eager_is_compiled_bit_for_bit(op, dtype):
 
 
 @pytest.mark.parametrize("stored", ops.STORED)
-@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
-def test_half_precision_is_float32_rounded_once(op, stored):
+@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.WITH_KERNELS), ids=ops.ids)
+def test_half_precision_is_float32_rounded_once(op, kernel, stored):
+    sizes = SHORT if op.factors else (1, 9, 33, 65)
     cases = [
-        tuple(x.astype(stored) for x in op.operands("float32", batch=(5,), n=n, nrhs=3, seed=n))
-        for n in (1, 9, 33, 65)
+        tuple(x.astype(stored) for x in op.operands("float32", batch=(33,), n=n, nrhs=3, seed=n))
+        for n in (*sizes, 96, 97)
+        if ops.serves(op, kernel, stored, n)
     ]
     wide = [tuple(x.astype(np.float32) for x in operands) for operands in cases]
     for operands, result, full in zip(
-        cases, ops.on_each(op, cases), ops.on_each(op, wide), strict=True
+        cases, ops.on_each(op, cases, kernel), ops.on_each(op, wide, kernel), strict=True
     ):
         op.check(operands, result)
         assert ops.same_bits(result, full.astype(stored))

@@ -112,7 +112,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
-    {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
+    {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 4, 5},
     {DType::kFloat64, 17, 24, "warp", 1, false, 4, 5},
     {DType::kFloat64, 25, 32, "warp", 1, false, 4, 5},
@@ -123,7 +123,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 1, 160, "block", 1, false, 4, 3, 16},
     {DType::kFloat64, 161, 512, "block", 1, false, 4, 2, 32, true},
 
-    {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
+    {DType::kComplex64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
     {DType::kComplex64, 17, 24, "warp", 2, false, 4, 0},
     {DType::kComplex64, 25, 32, "warp", 1, false, 1, 0},
@@ -133,7 +133,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
     {DType::kComplex64, 1, 512, "block", 1, false, 4, 3, 16, true},
 
-    {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
+    {DType::kComplex128, 1, 9, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
     {DType::kComplex128, 17, 24, "warp", 2, false, 4, 0},
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
