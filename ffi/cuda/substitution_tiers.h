@@ -14,18 +14,28 @@ namespace jax_batched::cuda {
 inline constexpr int64_t kSubstitutionMaxN = 32768;
 
 // "thread" is compiled for each n up to this.
-inline constexpr int kThreadSubstitutionMaxN = 8;
+constexpr int thread_substitution_max_n(DType dtype) { return dtype == DType::kFloat32 ? 16 : 8; }
 
-// "warp" is compiled for n up to this, a multiple of 32.
-template <class T>
-inline constexpr int kWarpSubstitutionMaxN = 64;
-template <>
-inline constexpr int kWarpSubstitutionMaxN<float> = 128;
-template <>
-inline constexpr int kWarpSubstitutionMaxN<double> = 96;
+// "warp": so many lanes take a matrix, and each so many of its rows. The first that fits serves.
+struct WarpSubstitutionTier {
+  int lanes;
+  int rows;
+};
+inline constexpr WarpSubstitutionTier kWarpSubstitutionTiers[] = {
+    {8, 1}, {8, 2}, {8, 3}, {8, 4}, {16, 3}, {16, 4}, {32, 3}, {32, 4}};
+// The last of them, in complex arithmetic: 64 rows.
+constexpr int warp_substitution_max_n(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 ? 128 : 64;
+}
 
-// Right-hand sides that "warp" and "block" take at a time, if there are more than one.
+// Right-hand sides that "warp", "stream" and "block" take at a time, if there are more than one.
 inline constexpr int kSubstitutionColumns = 4;
+
+// Tiles of "stream" in shared memory: more of them leave room for fewer matrices in flight.
+constexpr int stream_substitution_stages(DType dtype, int columns) {
+  if (columns > 1) return dtype == DType::kFloat32 ? 4 : 3;
+  return dtype == DType::kFloat32 ? 6 : 3;
+}
 
 inline constexpr int64_t kAny = INT64_MAX;
 
@@ -55,40 +65,34 @@ struct SubstitutionTier {
 // As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n.
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat32, 0, 8, 64, "thread"},
-    {DType::kFloat32, 1, 80, 1, "warp"},
-    {DType::kFloat32, 2, 112, 1, "warp"},
-    {DType::kFloat32, 0, 4096, 1, "block"},
-    {DType::kFloat32, 1, 96, 16, "warp"},
-    {DType::kFloat32, 2, 128, 16, "warp"},
-    {DType::kFloat32, 0, 320, 16, "block"},
+    {DType::kFloat32, 0, 16, 1, "thread"},
+    {DType::kFloat32, 0, 96, 1, "warp"},
+    {DType::kFloat32, 0, 4096, 1, "stream"},
+    {DType::kFloat32, 0, 64, 16, "warp"},
+    {DType::kFloat32, 0, 320, 16, "stream"},
     {DType::kFloat32, 0, 320, kAny, "columns"},
     {DType::kFloat32, 0, 4096, 32, "block"},
     {DType::kFloat32, 0, kAny, kAny, "columns"},
 
     {DType::kFloat64, 0, 8, 64, "thread"},
-    {DType::kFloat64, 1, 40, 1, "warp"},
-    {DType::kFloat64, 2, 80, 1, "warp"},
-    {DType::kFloat64, 0, 2048, 1, "block"},
-    {DType::kFloat64, 1, 64, 8, "warp"},
-    {DType::kFloat64, 2, 96, 16, "warp"},
-    {DType::kFloat64, 0, 320, 8, "block"},
+    {DType::kFloat64, 0, 64, 1, "warp"},
+    {DType::kFloat64, 0, 2048, 1, "stream"},
+    {DType::kFloat64, 0, 64, 8, "warp"},
+    {DType::kFloat64, 0, 320, 8, "stream"},
     {DType::kFloat64, 0, 320, kAny, "columns"},
     {DType::kFloat64, 0, 2048, 32, "block"},
     {DType::kFloat64, 0, kAny, kAny, "columns"},
 
     {DType::kComplex64, 0, 8, 64, "thread"},
     {DType::kComplex64, 0, 64, 8, "warp"},
-    {DType::kComplex64, 0, 160, 8, "block"},
+    {DType::kComplex64, 0, 160, 8, "stream"},
     {DType::kComplex64, 0, 160, kAny, "columns"},
     {DType::kComplex64, 0, 2048, 16, "block"},
     {DType::kComplex64, 0, kAny, kAny, "columns"},
 
     {DType::kComplex128, 0, 8, 64, "thread"},
-    {DType::kComplex128, 1, 40, 1, "warp"},
-    {DType::kComplex128, 2, 64, 1, "warp"},
-    {DType::kComplex128, 0, 1024, 1, "block"},
     {DType::kComplex128, 0, 64, 8, "warp"},
-    {DType::kComplex128, 0, 160, 8, "block"},
+    {DType::kComplex128, 0, 160, 8, "stream"},
     {DType::kComplex128, 0, 160, kAny, "columns"},
     {DType::kComplex128, 0, 1024, 16, "block"},
     {DType::kComplex128, 0, kAny, kAny, "columns"},
