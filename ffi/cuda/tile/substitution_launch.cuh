@@ -72,14 +72,17 @@ cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>&
   size_t limit = 0;
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  return s.nrhs == 1 ? launch_warp_tier<T, 1>(stream, s, sweeps, limit)
-                     : launch_warp_tier<T, kSubstitutionColumns>(stream, s, sweeps, limit);
+  const int columns = substitution_columns(s.nrhs, kIsComplex<T>);
+  if (columns == 1) return launch_warp_tier<T, 1>(stream, s, sweeps, limit);
+  if constexpr (!kIsComplex<T>) {
+    if (columns == 2) return launch_warp_tier<T, 2>(stream, s, sweeps, limit);
+  }
+  return launch_warp_tier<T, 4>(stream, s, sweeps, limit);
 }
 
-template <class T, int kColumns>
-cudaError_t launch_stream_columns(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                                  size_t limit) {
-  constexpr int kStages = stream_substitution_stages(kDTypeOf<T>, kColumns);
+template <class T, int kColumns, int kStages>
+cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                size_t limit) {
   using Shape = StreamSubstitutionShape<T, kColumns, kStages>;
   const size_t bytes = Shape::shared_bytes(s.n);
   if (bytes > limit) return cudaErrorInvalidValue;
@@ -91,13 +94,29 @@ cudaError_t launch_stream_columns(cudaStream_t stream, const Substitution<T>& s,
                    stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
 }
 
+template <class T, size_t kTier = 0>
+cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                               size_t limit) {
+  if constexpr (kTier == std::size(kStreamSubstitutionTiers)) {
+    return cudaErrorInvalidValue;
+  } else {
+    constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
+    if constexpr (kShape.dtype == kDTypeOf<T>) {
+      if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
+          (kShape.sweeps == 0 || kShape.sweeps == sweeps) && s.n <= kShape.max_n) {
+        return launch_stream_shape<T, kShape.columns, kShape.stages>(stream, s, sweeps, limit);
+      }
+    }
+    return launch_stream_tier<T, kTier + 1>(stream, s, sweeps, limit);
+  }
+}
+
 template <class T>
 cudaError_t launch_stream_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
   size_t limit = 0;
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  return s.nrhs == 1 ? launch_stream_columns<T, 1>(stream, s, sweeps, limit)
-                     : launch_stream_columns<T, kSubstitutionColumns>(stream, s, sweeps, limit);
+  return launch_stream_tier<T>(stream, s, sweeps, limit);
 }
 
 template <class T, int kHeight>
@@ -131,8 +150,8 @@ cudaError_t launch_block_substitution(cudaStream_t stream, const Substitution<T>
   size_t limit = 0;
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  if (s.nrhs > 1 && block_substitution_bytes<T, 64>(s.n, kSubstitutionColumns) <= limit) {
-    return launch_block_columns<T, kSweeps, kSubstitutionColumns>(stream, s, limit);
+  if (s.nrhs > 1 && block_substitution_bytes<T, 64>(s.n, 4) <= limit) {
+    return launch_block_columns<T, kSweeps, 4>(stream, s, limit);
   }
   return launch_block_columns<T, kSweeps, 1>(stream, s, limit);
 }

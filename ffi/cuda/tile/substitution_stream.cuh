@@ -86,11 +86,11 @@ struct StoredTriangle {
       }
     } else {
       constexpr int kRun = kPitch / kV;
-#pragma unroll 1
+#pragma unroll 3
       for (int t = lane; t < 32 * kRun; t += 32) {
         const int row = t / kRun;
         const int s = 32 * at.row + row;
-        if (s >= n) break;
+        if (s >= n) continue;
         const int start = run(s, 32 * at.column);
         const int element = start - ((shift + start) & (kV - 1)) + t % kRun * kV;
         // Entries c of the row that are needed: 0 .. last, from the start of the tile.
