@@ -26,7 +26,7 @@ STORED = ("float16", "bfloat16")
 GATE = 30.0
 
 # Kernels that can be forced on this platform; "" is the one that the library picks.
-_CUDA_KERNELS = ("", "thread", "warp", "block", "columns")
+_CUDA_KERNELS = ("", "thread", "warp", "block", "stream", "columns")
 KERNELS = ("", "reference") if jax.default_backend() == "cpu" else _CUDA_KERNELS
 
 # Sizes that each CUDA kernel serves at least: (smallest n, largest n of each dtype).
@@ -44,9 +44,9 @@ _CUDA_SIZES: dict[str, dict[str, tuple[int, dict[str, int]]]] = {
     },
 }
 _CUDA_SIZES["triangular_solve"] = _CUDA_SIZES["cho_solve"] = {
-    "thread": (1, dict.fromkeys(DTYPES, 8)),
-    "warp": (1, dict(zip(DTYPES, (128, 96, 64, 64), strict=True))),
-    "block": (1, _BLOCK),
+    "thread": (1, dict(zip(DTYPES, (15, 8, 8, 8), strict=True))),
+    "warp": (1, dict(zip(DTYPES, (128, 128, 64, 64), strict=True))),
+    "stream": (1, _BLOCK),
     "columns": (1, _BLOCK),
 }
 

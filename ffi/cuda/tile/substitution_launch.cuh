@@ -7,7 +7,6 @@
 
 #include "ffi/cuda/substitution_tiers.h"
 #include "ffi/cuda/tile/launch.cuh"
-#include "ffi/cuda/tile/substitution_block.cuh"
 #include "ffi/cuda/tile/substitution_columns.cuh"
 #include "ffi/cuda/tile/substitution_stream.cuh"
 #include "ffi/cuda/tile/substitution_thread.cuh"
@@ -53,7 +52,8 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
     return cudaErrorInvalidValue;
   } else {
     constexpr WarpSubstitutionTier kShape = kWarpSubstitutionTiers[kTier];
-    if constexpr (kShape.lanes * kShape.rows <= warp_substitution_max_n(kDTypeOf<T>)) {
+    constexpr bool kServes = kColumns == 1 ? kShape.one_column : kShape.several_columns;
+    if constexpr (kServes && kShape.lanes * kShape.rows <= warp_substitution_max_n(kDTypeOf<T>)) {
       if (s.n <= kShape.lanes * kShape.rows) {
         return aligned_rows(s) ? launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, true>(
                                      stream, s, sweeps, limit)
@@ -80,18 +80,14 @@ cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>&
   return launch_warp_tier<T, 4>(stream, s, sweeps, limit);
 }
 
-template <class T, int kColumns, int kStages>
+template <class T, int kColumns, int kStages, bool kAligned>
 cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                                 size_t limit) {
-  using Shape = StreamSubstitutionShape<T, kColumns, kStages>;
-  const size_t bytes = Shape::shared_bytes(s.n);
+  const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages>::shared_bytes(s.n);
   if (bytes > limit) return cudaErrorInvalidValue;
   const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return aligned_rows(s)
-             ? launch<&stream_substitution<T, kColumns, kStages, true>>(
-                   stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups)
-             : launch<&stream_substitution<T, kColumns, kStages, false>>(
-                   stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
+  return launch<&stream_substitution<T, kColumns, kStages, kAligned>>(
+      stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
 }
 
 template <class T, size_t kTier = 0>
@@ -102,9 +98,18 @@ cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, in
   } else {
     constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
+      const bool aligned = aligned_rows(s);
+      const bool second_sweep = sweeps == 2 && aligned;
       if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
-          (kShape.sweeps == 0 || kShape.sweeps == sweeps) && s.n <= kShape.max_n) {
-        return launch_stream_shape<T, kShape.columns, kShape.stages>(stream, s, sweeps, limit);
+          kShape.second_sweep == second_sweep && s.n <= kShape.max_n) {
+        if (aligned) {
+          return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,
+                                                                             limit);
+        }
+        if constexpr (!kShape.second_sweep && kVector<T> > 1) {
+          return launch_stream_shape<T, kShape.columns, kShape.stages, false>(stream, s, sweeps,
+                                                                              limit);
+        }
       }
     }
     return launch_stream_tier<T, kTier + 1>(stream, s, sweeps, limit);
@@ -117,43 +122,6 @@ cudaError_t launch_stream_substitution(cudaStream_t stream, const Substitution<T
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
   return launch_stream_tier<T>(stream, s, sweeps, limit);
-}
-
-template <class T, int kHeight>
-size_t block_substitution_bytes(int64_t n, int columns) {
-  return BlockSubstitutionShape<T, kHeight>::kTilesBytes +
-         static_cast<size_t>(n) * columns * sizeof(T);
-}
-
-template <class T, int kSweeps, int kHeight, int kColumns>
-cudaError_t launch_block_tiles(cudaStream_t stream, const Substitution<T>& s) {
-  const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return launch<&block_substitution<T, kHeight, kColumns, kSweeps>>(
-      stream, s.batch * column_groups, 1, kHeight,
-      block_substitution_bytes<T, kHeight>(s.n, kColumns), s, column_groups);
-}
-
-template <class T, int kSweeps, int kColumns>
-cudaError_t launch_block_columns(cudaStream_t stream, const Substitution<T>& s, size_t limit) {
-  // A height is compiled if some n takes it.
-  constexpr int64_t kTallMinN = substitution_tall_tile_min_n(kDTypeOf<T>, kColumns);
-  if constexpr (kTallMinN < kAny) {
-    if (s.n >= kTallMinN && block_substitution_bytes<T, 128>(s.n, kColumns) <= limit) {
-      return launch_block_tiles<T, kSweeps, 128, kColumns>(stream, s);
-    }
-  }
-  return launch_block_tiles<T, kSweeps, 64, kColumns>(stream, s);
-}
-
-template <class T, int kSweeps>
-cudaError_t launch_block_substitution(cudaStream_t stream, const Substitution<T>& s) {
-  size_t limit = 0;
-  const cudaError_t error = shared_memory_limit(&limit);
-  if (error != cudaSuccess) return error;
-  if (s.nrhs > 1 && block_substitution_bytes<T, 64>(s.n, 4) <= limit) {
-    return launch_block_columns<T, kSweeps, 4>(stream, s, limit);
-  }
-  return launch_block_columns<T, kSweeps, 1>(stream, s, limit);
 }
 
 template <class T, int kSweeps, int kBlock>
@@ -180,7 +148,6 @@ cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>
   if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
   if (kernel == "warp") return launch_warp_substitution<T>(stream, s, kSweeps);
   if (kernel == "stream") return launch_stream_substitution<T>(stream, s, kSweeps);
-  if (kernel == "block") return launch_block_substitution<T, kSweeps>(stream, s);
   if (kernel == "columns") return launch_columns_substitution<T, kSweeps>(stream, s);
   return cudaErrorInvalidValue;
 }

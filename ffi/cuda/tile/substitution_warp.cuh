@@ -1,9 +1,9 @@
 // Substitution, "warp": kLanes lanes of a warp per matrix, the triangle in shared memory.
 //
 // A step of a substitution costs a warp the same instructions whether it serves one matrix or four,
-// and at n <= 64 these instructions are more than the memory's time allows for. So a warp takes
-// 32 / kLanes matrices, a lane several rows of one, and the triangle comes by asynchronous copies
-// of 16 bytes, as many lanes' worth of them as there are vectors in it, and no register on its way.
+// and at n <= 64 these instructions, with a warp for each matrix, take longer than the memory. So a
+// warp takes 32 / kLanes matrices, and a lane several rows of one. The triangle comes by
+// asynchronous copies of 16 bytes: few instructions, no registers.
 //
 // Stored triangles are seen as one: row s, counted from the end if it is the upper one, holds
 // entries 0..s, counted from the end as well:
@@ -76,16 +76,11 @@ template <class T, int kLanes, int kRows, int kColumns>
 struct WarpSubstitutionShape {
   static constexpr int kMatrices = 32 / kLanes;  // of a warp
   static constexpr int kWarps = kLanes * kRows <= 32 ? 4 : 1;
-  // Resident blocks that the register cap is for: as many as shared memory has room for, where
-  // that costs no spills.
-  static constexpr int kMinBlocks = kColumns > 1          ? 1
-                                    : kLanes * kRows > 64 ? 1
-                                    : kWarps == 1         ? (sizeof(T) == 4   ? 16
-                                                             : sizeof(T) == 8 ? 11
-                                                                              : 1)
-                                    : sizeof(T) == 4      ? (kRows <= 2 ? 8 : 6)
-                                    : sizeof(T) == 8      ? (kRows <= 2 ? 6 : 5)
-                                                          : 3;
+  // Resident blocks that the register cap is for: many small triangles fit in shared memory.
+  static constexpr int kMinBlocks = kWarps == 1 || kColumns > 1 ? 1
+                                    : sizeof(T) == 4            ? (kRows <= 2 ? 8 : 6)
+                                    : sizeof(T) == 8            ? (kRows <= 2 ? 6 : 5)
+                                                                : 3;
   // Entries beyond a row's end are read, though not used, up to this far outside a triangle.
   static constexpr int kMargin = kLanes + 8;
 
@@ -141,27 +136,18 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
 }
 
 // The sweeps of kLanes lanes. Lane l holds entries l, l + kLanes, ... of kColumns right-hand sides.
-// Step k divides entry k, and the quotient y_k goes to all:
+// In a step every lane divides its own entry, and the quotient y_k of lane k goes to all:
 //   c_i <- c_i - L(i, k) y_k   for the rows i > k,   descending: c_i - L(k, i) y_k,  i < k.
 // The steps take the quick quotient. Afterwards, once per entry, each lane looks whether it was
 // valid; the functions return whether it always was. If not, the solve is done again, unquick.
 //
-// The steps are one dependent chain: some 50 cycles each if the lane of entry k divides it and
-// passes y_k on, half of them for passing it on. So with many lanes per matrix, where this latency
-// is what bounds the time, all lanes solve the small triangle of kGroup steps: they get its
-// numerators at once, and what they need of L a group ahead. Either way a group has no branch.
+// The steps are one dependent chain (quotient, shuffle, product: some 50 cycles), so nothing else
+// may be in it: the steps of a group have no branch, and load what they need of L at its start. A
+// shorter chain, in which all lanes solve the small triangle of a group, was slower by a third: it
+// takes four times the shuffles.
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 struct WarpSweep {
   static constexpr int kGroup = sizeof(T) <= 8 ? 4 : 2;
-  static constexpr bool kTogether = !kIsComplex<T> && (kLanes == 32 || kRows >= 3) && kLanes >= 16;
-
-  // What the steps of a group need of L and its diagonal.
-  struct Group {
-    T m[kRows][kGroup];
-    // Only if kTogether. small[w][z]: by what step z changes the numerator of step w.
-    T small[kGroup][kGroup];
-    Divisor<T> divisor[kGroup];
-  };
 
   const T* folded;
   int n;
@@ -225,44 +211,10 @@ struct WarpSweep {
     }
   }
 
-  template <bool kAscending>
-  __device__ __forceinline__ void load_group(Group& group, int r, int first) const {
-    if constexpr (kAscending) {
-#pragma unroll
-      for (int q = r; q < kRows; ++q) row_entries(q, r * kLanes + first, group.m[q]);
-    } else {
-      column_entries(r, first, group.m);
-    }
-    if constexpr (kTogether) {
-#pragma unroll
-      for (int z = 0; z < kGroup; ++z) {
-        group.divisor[z].divisor = shuffle(divisor[r].divisor, first + z, kLanes);
-        group.divisor[z].reciprocal = shuffle(divisor[r].reciprocal, first + z, kLanes);
-#pragma unroll
-        for (int w = 0; w < kGroup; ++w) {
-          if (kAscending ? w > z : w < z) {
-            group.small[w][z] = shuffle(group.m[r][z], first + w, kLanes);
-          }
-        }
-      }
-    }
-  }
-
-  // What step r * kLanes + k does to this lane's entries of column c.
-  template <bool kAscending, int kCount>
-  __device__ __forceinline__ void subtract(int r, int k, int c, const T (&m)[kRows][kCount], int z,
-                                           T y_k, T (&y)[kRows][kColumns]) const {
-    if (kAscending ? lane > k : lane < k) y[r][c] = sub_mul(y[r][c], m[r][z], y_k);
-#pragma unroll
-    for (int q = 0; q < kRows; ++q) {
-      if (kAscending ? q > r : q < r) y[q][c] = sub_mul(y[q][c], m[q][z], y_k);
-    }
-  }
-
-  // Step first of the row block r.
-  template <bool kQuick, bool kAscending>
-  __device__ __forceinline__ void step(int r, int first, T (&y)[kRows][kColumns]) const {
-    T m[kRows][1];
+  // Steps first, first + 1, ... of the row block r, in this order (ascending) or from the last on.
+  template <bool kQuick, bool kAscending, int kCount>
+  __device__ __forceinline__ void steps(int r, int first, T (&y)[kRows][kColumns]) const {
+    T m[kRows][kCount];
     if constexpr (kAscending) {
 #pragma unroll
       for (int q = r; q < kRows; ++q) row_entries(q, r * kLanes + first, m[q]);
@@ -270,92 +222,48 @@ struct WarpSweep {
       column_entries(r, first, m);
     }
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const T y_k = shuffle(quotient<kQuick>(divisor[r], y[r][c]), first, kLanes);
-      subtract<kAscending>(r, first, c, m, 0, y_k, y);
-    }
-  }
-
-  // Steps first, first + 1, ..., first + kGroup - 1, in this order (ascending) or from the last on.
-  template <bool kAscending>
-  __device__ __forceinline__ void quick_steps(const Group& group, int r, int first,
-                                              T (&y)[kRows][kColumns]) const {
-    const auto nth = [](int n) { return kAscending ? n : kGroup - 1 - n; };
-    if constexpr (kTogether) {
+    for (int step = 0; step < kCount; ++step) {
+      const int z = kAscending ? step : kCount - 1 - step;
+      const int k = first + z;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-        T numerator[kGroup];
+        const T y_k = shuffle(quotient<kQuick>(divisor[r], y[r][c]), k, kLanes);
+        if (kAscending ? lane > k : lane < k) y[r][c] = sub_mul(y[r][c], m[r][z], y_k);
 #pragma unroll
-        for (int z = 0; z < kGroup; ++z) numerator[z] = shuffle(y[r][c], first + z, kLanes);
-#pragma unroll
-        for (int n_z = 0; n_z < kGroup; ++n_z) {
-          const int z = nth(n_z);
-          const T y_k = group.divisor[z].quick(numerator[z]);
-#pragma unroll
-          for (int n_w = n_z + 1; n_w < kGroup; ++n_w) {
-            const int w = nth(n_w);
-            numerator[w] = sub_mul(numerator[w], group.small[w][z], y_k);
-          }
-          subtract<kAscending>(r, first + z, c, group.m, z, y_k, y);
-        }
-      }
-    } else {
-#pragma unroll
-      for (int n_z = 0; n_z < kGroup; ++n_z) {
-        const int z = nth(n_z);
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const T y_k = shuffle(divisor[r].quick(y[r][c]), first + z, kLanes);
-          subtract<kAscending>(r, first + z, c, group.m, z, y_k, y);
+        for (int q = 0; q < kRows; ++q) {
+          if (kAscending ? q > r : q < r) y[q][c] = sub_mul(y[q][c], m[q][z], y_k);
         }
       }
     }
   }
 
-  // All steps of row block r. Rows from n on are not real: ascending, their steps change only rows
-  // that are not either.
-  template <bool kQuick, bool kAscending>
-  __device__ __forceinline__ void row_block(int r, T (&y)[kRows][kColumns]) const {
-    const int count = min(kLanes, n - r * kLanes);
-    if constexpr (!kQuick) {
-#pragma unroll 1
-      for (int k = 0; k < count; ++k) {
-        step<false, kAscending>(r, kAscending ? k : count - 1 - k, y);
-      }
-      return;
-    }
-    int left = count;
-    if constexpr (kAscending) {
-      left = (count + kGroup - 1) / kGroup * kGroup;
-    } else {
-#pragma unroll 1
-      for (; left % kGroup != 0; --left) step<true, false>(r, left - 1, y);
-    }
-    int first = kAscending ? 0 : left - kGroup;
-    constexpr int kNext = kAscending ? kGroup : -kGroup;
-    Group group;
-    if constexpr (kTogether) load_group<kAscending>(group, r, max(first, 0));
-#pragma unroll 1
-    for (; left > 0; left -= kGroup, first += kNext) {
-      if constexpr (kTogether) {
-        Group next;
-        load_group<kAscending>(next, r, max(first + kNext, 0));
-        quick_steps<kAscending>(group, r, first, y);
-        group = next;
-      } else {
-        load_group<kAscending>(group, r, first);
-        quick_steps<kAscending>(group, r, first, y);
-      }
-    }
-  }
-
-  template <bool kQuick, bool kAscending>
-  __device__ __forceinline__ bool sweep(T (&y)[kRows][kColumns]) const {
+  // Rows from n on are not real: their steps change only rows that are not either.
+  template <bool kQuick>
+  __device__ __forceinline__ bool ascend(T (&y)[kRows][kColumns]) const {
+    constexpr int kCount = kQuick ? kGroup : 1;
     bool valid = true;
 #pragma unroll
-    for (int block = 0; block < kRows; ++block) {
-      const int r = kAscending ? block : kRows - 1 - block;
-      row_block<kQuick, kAscending>(r, y);
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll 1
+      for (int first = 0; first < min(kLanes, n - r * kLanes); first += kCount) {
+        steps<kQuick, true, kCount>(r, first, y);
+      }
+      valid = finish<kQuick>(r, y[r]) && valid;
+    }
+    return valid;
+  }
+
+  template <bool kQuick>
+  __device__ __forceinline__ bool descend(T (&y)[kRows][kColumns]) const {
+    constexpr int kCount = kQuick ? kGroup : 1;
+    bool valid = true;
+#pragma unroll
+    for (int r = kRows - 1; r >= 0; --r) {
+      int left = max(min(kLanes, n - r * kLanes), 0);
+#pragma unroll 1
+      for (; left % kCount != 0; --left) steps<kQuick, false, 1>(r, left - 1, y);
+#pragma unroll 1
+      for (; left > 0; left -= kCount) steps<kQuick, false, kCount>(r, left - kCount, y);
       valid = finish<kQuick>(r, y[r]) && valid;
     }
     return valid;
@@ -373,8 +281,7 @@ struct WarpSweep {
           for (int c = 0; c < kColumns; ++c) y[r][c] = conj(y[r][c]);
         }
       }
-      valid =
-          (ascending == (pass == 0) ? sweep<kQuick, true>(y) : sweep<kQuick, false>(y)) && valid;
+      valid = (ascending == (pass == 0) ? ascend<kQuick>(y) : descend<kQuick>(y)) && valid;
     }
     return valid;
   }
