@@ -22,8 +22,8 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  std::string_view kernel;  // "thread", "warp" or "block"
-  int group;                // matrices per warp that share the panel phase ("warp")
+  std::string_view kernel;  // "thread", "rows", "warp" or "block"
+  int group;                // matrices of a warp, side by side ("rows", "warp")
   bool redundant;           // every lane factors the 8x8 diagonal block for itself ("warp")
   int warps;                // warps per block
   int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
@@ -151,7 +151,12 @@ inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
 // ---- solve_pos ----
 
 inline constexpr Tier kSolvePosTiers[] = {
-    {DType::kFloat32, 1, 16, "thread", 32, false, 1, 0},
+    {DType::kFloat32, 1, 15, "thread", 32, false, 1, 0},
+    {DType::kFloat32, 9, 16, "rows", 4, false, 1, 32},
+    {DType::kFloat32, 17, 24, "rows", 4, false, 1, 20},
+    {DType::kFloat32, 25, 32, "rows", 4, false, 1, 16},
+    {DType::kFloat32, 33, 40, "rows", 4, false, 1, 12},
+    {DType::kFloat32, 41, 48, "rows", 4, false, 1, 0},
     {DType::kFloat32, 9, 16, "warp", 2, true, 4, 0},
     {DType::kFloat32, 17, 24, "warp", 2, false, 4, 5},
     {DType::kFloat32, 25, 32, "warp", 2, false, 4, 5},
@@ -165,6 +170,9 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
+    {DType::kFloat64, 9, 16, "rows", 4, false, 1, 20},
+    {DType::kFloat64, 17, 24, "rows", 4, false, 1, 12},
+    {DType::kFloat64, 25, 32, "rows", 4, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
     {DType::kFloat64, 17, 24, "warp", 2, false, 4, 0},
     {DType::kFloat64, 25, 32, "warp", 2, false, 1, 12},
