@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jax_batched as jb
@@ -70,6 +71,38 @@ def _cho_solve_ratio(eps: float, factor: Array, b: Array, x: Array) -> Array:
     return _solve_ratio(eps, _gram(factor), b, x)
 
 
+# Gradients, of real matrices. A solution's is -(x y^T + y x^T) / 2 with y = A^-1 x; who reads one
+# triangle puts both halves there, which the sum with the transpose does not see.
+def _log_determinant(cholesky: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def value(a: Any) -> Any:
+        return 2 * jnp.sum(jnp.log(jnp.diagonal(cholesky(a), axis1=-2, axis2=-1)))
+
+    return jax.grad(value)
+
+
+def _squared_solution(solve: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return jax.grad(lambda a, b: jnp.sum(solve(a, b) ** 2) / 2)
+
+
+def _inverse_ratio(eps: float, a: Array, gradient: Array) -> Array:
+    return _solve_ratio(eps, a, np.eye(a.shape[-1]), gradient)
+
+
+def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> Array:
+    x = np.linalg.solve(a, b)
+    outer = x @ np.linalg.solve(a, x).mT
+    error = gradient + gradient.mT + outer + outer.mT
+    return _norm(error) / (a.shape[-1] * eps * _norm(outer + outer.mT))
+
+
+def _solve_pos(a: Any, b: Any) -> Any:
+    return jb.solve(a, b, assume_a="pos", lower=True)
+
+
+def _jax_solve_pos(a: Any, b: Any) -> Any:
+    return jax.scipy.linalg.solve(a, b, assume_a="pos", lower=True)
+
+
 OPERATIONS: dict[str, Operation] = {
     "cholesky": Operation(
         operands=("spd",),
@@ -77,6 +110,7 @@ OPERATIONS: dict[str, Operation] = {
         ratio=_factor_ratio,
         calls={
             "jax_batched": lambda a: jb.cholesky(a, symmetrize_input=False),
+            "jax_batched:fast": lambda a: jb.cholesky(a, symmetrize_input=False, accuracy="fast"),
             "jax": lambda a: jax.lax.linalg.cholesky(a, symmetrize_input=False),
             "torch": lambda a: torch().linalg.cholesky_ex(a).L,
         },
@@ -115,9 +149,31 @@ OPERATIONS: dict[str, Operation] = {
         floor=_solve_floor,
         ratio=_solve_ratio,
         calls={
-            "jax_batched": lambda a, b: jb.solve(a, b, assume_a="pos", lower=True),
-            "jax": lambda a, b: jax.scipy.linalg.solve(a, b, assume_a="pos", lower=True),
+            "jax_batched": _solve_pos,
+            "jax_batched:fast": lambda a, b: jb.solve(
+                a, b, assume_a="pos", lower=True, accuracy="fast"
+            ),
+            "jax": _jax_solve_pos,
             "torch": lambda a, b: torch().cholesky_solve(b, torch().linalg.cholesky_ex(a).L),
         },
     ),
+    "grad_logdet": Operation(
+        operands=("spd",),
+        floor=_factor_floor,
+        ratio=_inverse_ratio,
+        calls={
+            "jax_batched": _log_determinant(jb.cholesky),
+            "jax": _log_determinant(jax.lax.linalg.cholesky),
+        },
+    ),
+    "grad_solve": Operation(
+        operands=("spd", "rhs"),
+        floor=lambda n, nrhs: 2 * n * n + _other_rhs(n, nrhs),
+        ratio=_squared_solution_ratio,
+        calls={
+            "jax_batched": _squared_solution(_solve_pos),
+            "jax": _squared_solution(_jax_solve_pos),
+        },
+    ),
 }
+USUAL_OPERATIONS = [name for name in OPERATIONS if not name.startswith("grad_")]

@@ -22,6 +22,7 @@ STYLES = {
     "torch": ("#009E73", "^"),
 }
 OTHER_STYLES = (("#CC79A7", "v"), ("#E69F00", "P"), ("#000000", "X"))
+DTYPE_STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#56B4E9", "D"), ("#E69F00", "^"))
 LABELS = {"jax": "stock JAX", "torch": "PyTorch"}
 TITLES = {
     "cholesky": "Cholesky factorization",
@@ -29,6 +30,8 @@ TITLES = {
     "cho_solve": "Solve from a Cholesky factor",
     "triangular_solve": "Triangular solve",
     "solve_pos": "Solve, positive definite",
+    "grad_logdet": "Gradient of a log-determinant",
+    "grad_solve": "Gradient of a solution",
 }
 
 
@@ -60,6 +63,12 @@ def draw_panel(axes: Axes, rows: Sequence[Row], look: dict[str, tuple[str, str]]
             zorder=4 if ours else 3,
             label=LABELS.get(name, name),
         )
+    size_axis(axes, sizes)
+    axes.set_xlabel("matrix size n")
+
+
+def size_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    """Logarithmic axes with ticks at the sizes."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     powers = [n for n in sizes if n & (n - 1) == 0]
@@ -73,7 +82,6 @@ def draw_panel(axes: Axes, rows: Sequence[Row], look: dict[str, tuple[str, str]]
     axes.grid(True, which="major", color="0.9", linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("matrix size n")
 
 
 def caption(rows: Sequence[Row], nrhs: int | str, batch: int | None) -> str:
@@ -146,6 +154,52 @@ def write_pictures(
         path = folder / f"{file.stem}_{op}{suffix}.png"
         draw(chosen, nrhs, batch).savefig(path, dpi=150)
         yield path
+
+
+def draw_speed_up(rows: Sequence[Row]) -> Figure:
+    """The picture of stock JAX's time over ours: a panel for each operation, a line each dtype."""
+    ops = [op for op in TITLES if any(row["op"] == op for row in rows)]
+    lines = (len(ops) + 1) // 2
+    height = 0.8 + 3.2 * lines
+    figure = Figure(figsize=(9.4, height), layout="constrained")
+    found = {(row["op"], row["dtype"], row["n"], row["impl"]): row["ms"] for row in rows}
+    first: Axes | None = None
+    for position, op in enumerate(ops):
+        axes = figure.add_subplot(lines, min(2, len(ops)), position + 1, sharey=first)
+        first = first or axes
+        axes.axhline(1.0, color="0.35", linewidth=1.2, linestyle=(0, (5, 3)), zorder=1)
+        for dtype, (colour, marker) in zip(DTYPES, DTYPE_STYLES, strict=True):
+            line = [
+                (n, found[op, dtype, n, "jax"] / found[op, dtype, n, "jax_batched"])
+                for n in sorted({row["n"] for row in rows if row["op"] == op})
+                if {(op, dtype, n, "jax"), (op, dtype, n, "jax_batched")} <= found.keys()
+            ]
+            if line:
+                axes.plot(*zip(*line, strict=True), color=colour, marker=marker, label=dtype)
+        size_axis(axes, sorted({row["n"] for row in rows}))
+        axes.set_title(TITLES[op], fontsize=11)
+        axes.set_xlabel("matrix size n")
+        axes.set_ylabel("times as fast as stock JAX" if position % 2 == 0 else "")
+    last = max(rows, key=lambda row: row["date"])
+    figure.suptitle(
+        f"{last['device']}, jax {last['jax']}, jax_batched {last['jax_batched']}, {last['date']}",
+        fontsize=9,
+        color="0.35",
+        x=0.01,
+        ha="left",
+    )
+    assert first is not None
+    handles, labels = first.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def write_speed_up(file: Path, folder: Path) -> Path:
+    """The picture of the speed-up over stock JAX, one right-hand side, of a results file."""
+    path = folder / f"{file.stem}_speed_up.png"
+    rows = [row for row in select(load(file), 1, None, None) if row["op"] != "cholesky_symmetrize"]
+    draw_speed_up(rows).savefig(path, dpi=150)
+    return path
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jax
 
@@ -35,10 +35,39 @@ class Row(TypedDict):
     note: NotRequired[str]
 
 
+class EnergyRow(TypedDict):
+    """One measurement of energy, in joules of one system of the batch."""
+
+    op: str
+    impl: str
+    dtype: str
+    m: int
+    n: int
+    nrhs: int
+    batch: int
+    joules: float
+    watts: float
+    ms: float
+    counter: str
+    device: str
+    jax: str
+    jax_batched: str
+    date: str
+
+
 Key = tuple[str, str, int, int, int, int, str]
 
+# Above this size half a GiB of matrices are hardly one wave of blocks on a large GPU.
+LARGE_N = 192
+LARGE_MEBIBYTES = 4096
 
-def key(row: Row) -> Key:
+
+def usual_mebibytes(n: int, *, cpu: bool) -> float:
+    """The memory that the matrices of a case fill by default."""
+    return 64 if cpu else LARGE_MEBIBYTES if n >= LARGE_N else 512
+
+
+def key(row: Row | EnergyRow) -> Key:
     """What identifies a measurement, in the order of the file. A new one replaces the old."""
     return (
         row["op"],
@@ -51,14 +80,14 @@ def key(row: Row) -> Key:
     )
 
 
-def load(path: Path) -> list[Row]:
-    """The rows of a file; none where there is no file."""
+def load(path: Path) -> list[Any]:
+    """The rows of a file, `Row` or `EnergyRow`; none where there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def record(path: Path, rows: Iterable[Row]) -> None:
+def record(path: Path, rows: Iterable[Row | EnergyRow]) -> None:
     """Add rows to a file; one that was measured again takes the place of the earlier one."""
     merged = {key(row): row for row in [*load(path), *rows]}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +99,11 @@ def record(path: Path, rows: Iterable[Row]) -> None:
 def device_name() -> str:
     """The GPU's name, or the processor's with the number of cores that may be used."""
     device = jax.devices()[0]
-    if device.platform != "cpu":
-        return str(device.device_kind)
+    return processor_name() if device.platform == "cpu" else str(device.device_kind)
+
+
+def processor_name() -> str:
+    """The processor's name with the number of cores that may be used."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -92,16 +124,17 @@ def select(
 
     `nrhs` is a number or "n"; operations without right-hand sides are always taken. With `batch`,
     the rows of that batch; else those whose matrices fill about so many mebibytes, by default as
-    many as most rows of the file.
+    many as most rows of the file, or more where n is large and that was measured.
     """
     rows = [r for r in rows if r["nrhs"] in (0, r["n"] if nrhs == "n" else nrhs)]
     if batch is not None:
         return [row for row in rows if row["batch"] == batch]
-    target = math.log2(mebibytes) if mebibytes else _usual_size(rows)
+    usual = math.log2(mebibytes) if mebibytes else _usual_size(rows)
     best: dict[tuple[str, str, str, int], Row] = {}
-    for row in sorted(rows, key=lambda row: -abs(_size(row) - target)):
-        if abs(_size(row) - target) < 1:
-            best[row["op"], row["impl"], row["dtype"], row["n"]] = row
+    for target in [usual] if mebibytes else [usual, math.log2(LARGE_MEBIBYTES)]:
+        for row in sorted(rows, key=lambda row: -abs(_size(row) - target)):
+            if abs(_size(row) - target) < 1 and (target == usual or row["n"] >= LARGE_N):
+                best[row["op"], row["impl"], row["dtype"], row["n"]] = row
     return list(best.values())
 
 

@@ -21,6 +21,7 @@ import jax_batched as jb
 from benchmarks import results, timing
 from benchmarks.implementations import (
     IMPLEMENTATIONS,
+    USUAL_IMPLEMENTATIONS,
     Implementation,
     Program,
     on_cpu,
@@ -28,7 +29,7 @@ from benchmarks.implementations import (
     torch_installed,
 )
 from benchmarks.inputs import Inputs
-from benchmarks.operations import MAX_RATIO, OPERATIONS, Operation
+from benchmarks.operations import MAX_RATIO, OPERATIONS, USUAL_OPERATIONS, Operation
 from benchmarks.plot import write_pictures
 
 SAMPLE = 100  # systems of a batch whose results are tested
@@ -78,9 +79,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--op",
         nargs="+",
         choices=OPERATIONS,
-        default=list(OPERATIONS),
+        default=USUAL_OPERATIONS,
         metavar="OP",
-        help=f"operations (default: all of {', '.join(OPERATIONS)})",
+        help=f"operations of {', '.join(OPERATIONS)} (default: those that are no gradients)",
     )
     add(
         "--dtype",
@@ -105,19 +106,23 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help='numbers of right-hand sides, or "n" (default: 1)',
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--batch", type=int, help="the number of systems, whatever their size")
+    size.add_argument(
+        "--batch", nargs="+", type=int, help="numbers of systems, whatever their size"
+    )
     size.add_argument(
         "--mebibytes",
         type=float,
         help="the size of all matrices together, and of "
-        "the copy (default: 512 on a GPU, 64 on a CPU)",
+        f"the copy (default: 512 on a GPU, from n = {results.LARGE_N} on "
+        f"{results.LARGE_MEBIBYTES}; 64 on a CPU)",
     )
     add(
         "--impl",
         nargs="+",
         choices=IMPLEMENTATIONS,
         metavar="IMPL",
-        help=f"implementations (default: those installed of {', '.join(IMPLEMENTATIONS)})",
+        help=f"implementations of {', '.join(IMPLEMENTATIONS)} (default: those installed of "
+        f"{', '.join(USUAL_IMPLEMENTATIONS)})",
     )
     add("--repetitions", type=int, default=7, help="timed repetitions, at least 7 (default: 7)")
     add(
@@ -127,25 +132,45 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="where the results file and the pictures go (default: benchmarks/results)",
     )
     add("--no-plots", action="store_true", help="write no pictures")
+    add("--suffix", help="of the results file: DEVICE_SUFFIX.jsonl (default: none)")
     add("--label", help="the device's name in the results (default: what the system says)")
     options = parser.parse_args(arguments)
     if options.repetitions < timing.MIN_REPETITIONS:
         parser.error(f"--repetitions must be at least {timing.MIN_REPETITIONS}")
     options.n = sorted({n for part in options.n for n in part})
-    if not options.n or options.n[0] < 1 or (options.batch is not None and options.batch < 1):
+    if not options.n or options.n[0] < 1 or min(options.batch or [1]) < 1:
         parser.error("--n and --batch must be at least 1")
     return options
 
 
-def cases(options: argparse.Namespace, target_bytes: int) -> Iterator[Case]:
+def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All cases, those that share their inputs one after the other."""
     for dtype in options.dtype:
         for n in options.n:
-            batch = options.batch or max(1, target_bytes // (n * n * np.dtype(dtype).itemsize))
-            for op in options.op:
-                wanted = [OPERATIONS[op].nrhs(n if k == "n" else k) for k in options.nrhs]
-                for nrhs in dict.fromkeys(wanted):
-                    yield Case(op, dtype, n, nrhs, batch)
+            filling = target_bytes(options, n) // (n * n * np.dtype(dtype).itemsize)
+            for batch in options.batch or [max(1, filling)]:
+                for op in options.op:
+                    wanted = [OPERATIONS[op].nrhs(n if k == "n" else k) for k in options.nrhs]
+                    for nrhs in dict.fromkeys(wanted):
+                        yield Case(op, dtype, n, nrhs, batch)
+
+
+def target_bytes(options: argparse.Namespace, n: int) -> int:
+    """The memory to fill with matrices, or with sets of them where the batch is given."""
+    usual = results.usual_mebibytes(1 if options.batch else n, cpu=on_cpu())
+    return int((options.mebibytes or usual) * 2**20)
+
+
+def results_file(options: argparse.Namespace) -> Path:
+    """Where the measurements go."""
+    stem = results.file_stem(options.label or results.device_name())
+    suffix = f"_{options.suffix}" if options.suffix else ""
+    return Path(options.output_dir) / f"{stem}{suffix}.jsonl"
+
+
+def time_text(ms: float) -> str:
+    """A time in the unit that suits it."""
+    return f"{ms:.4g} ms" if ms >= 1 else f"{1e3 * ms:.4g} µs"
 
 
 def verify(
@@ -175,17 +200,18 @@ class Session:
 
     def __init__(self, options: argparse.Namespace, console: Console):
         self.options, self.console = options, console
-        self.mebibytes = options.mebibytes or (64 if on_cpu() else 512)
-        self.target_bytes = int(self.mebibytes * 2**20)
         self.device = options.label or results.device_name()
-        self.file = options.output_dir / f"{results.file_stem(self.device)}.jsonl"
-        wanted = options.impl or list(IMPLEMENTATIONS)
+        self.file = results_file(options)
+        wanted = options.impl or USUAL_IMPLEMENTATIONS
         self.names = [name for name in wanted if IMPLEMENTATIONS[name].available()]
         if options.impl and self.names != wanted:
             raise SystemExit(f"only {self.names} of {wanted} are installed for this device")
-        self.bandwidth = timing.copy_bandwidth(self.target_bytes, options.repetitions)
+        self.bandwidths = {
+            size: timing.copy_bandwidth(size, options.repetitions)
+            for size in dict.fromkeys(target_bytes(options, n) for n in options.n)
+        }
         self.table = Table(
-            "op", "dtype", box=SIMPLE_HEAD, title="ms (x floor)", title_justify="left"
+            "op", "dtype", box=SIMPLE_HEAD, title="time (x floor)", title_justify="left"
         )
         for name in ("n", "nrhs", "batch", "floor", *self.names):
             self.table.add_column(name, justify="right")
@@ -193,7 +219,11 @@ class Session:
 
     def introduce(self) -> None:
         """Print what is about to be measured, and the path that jax_batched takes here."""
-        self.print(f"{self.device}: copy {self.bandwidth / 1e9:.1f} GB/s, jax {jax.__version__}")
+        copies = ", ".join(
+            f"{bandwidth / 1e9:.1f} GB/s at {size / 2**20:g} MiB"
+            for size, bandwidth in self.bandwidths.items()
+        )
+        self.print(f"{self.device}: copy {copies}, jax {jax.__version__}")
         self.print(f"jax_batched {jb.__version__} from {Path(jb.__file__).parent}")
         platform = "cpu" if on_cpu() else "cuda"
         for info in jb.backend_info():
@@ -202,7 +232,7 @@ class Session:
 
     def run(self) -> None:
         """Measure all cases; each is recorded as soon as it is there."""
-        plan = list(cases(self.options, self.target_bytes))
+        plan = list(cases(self.options))
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -210,13 +240,15 @@ class Session:
             TimeElapsedColumn(),
         )
         inputs: Inputs | None = None
+        shape: tuple[str, int, int] | None = None
         with Progress(*columns, console=self.console) as progress:
             task = progress.add_task("", total=len(plan))
             for case in plan:
                 progress.update(task, description=str(case))
-                if inputs is None or (inputs.dtype, inputs.n) != (case.dtype, case.n):
+                if inputs is None or shape != (case.dtype, case.n, case.batch):
                     inputs = None  # frees the old ones before the new ones are made
-                    inputs = Inputs(case.dtype, case.n, case.batch, self.target_bytes)
+                    shape = case.dtype, case.n, case.batch
+                    inputs = Inputs(*shape, target_bytes(self.options, case.n))
                 results.record(self.file, self.measure(case, inputs))
                 release_memory()
                 progress.advance(task)
@@ -243,9 +275,14 @@ class Session:
                 self.print(f"error: {name}, {case}: {text}", style="red")
         rows = []
         item_bytes = case.batch * np.dtype(case.dtype).itemsize
-        floor_ms = 1e3 * op.floor(case.n, case.nrhs) * item_bytes / self.bandwidth
+        floor_ms = (
+            1e3
+            * op.floor(case.n, case.nrhs)
+            * item_bytes
+            / self.bandwidths[target_bytes(self.options, case.n)]
+        )
         for name, ms in timing.measure(programs, self.options.repetitions).items():
-            cells[name] = f"{ms:.4g} ({ms / floor_ms:.3g})"
+            cells[name] = f"{time_text(ms)} ({ms / floor_ms:.3g})"
             rows.append(self.row(case, name, ms, floor_ms))
         self.table.add_row(
             case.op,
@@ -253,20 +290,22 @@ class Session:
             str(case.n),
             str(case.nrhs or "-"),
             str(case.batch),
-            f"{floor_ms:.4g}",
+            time_text(floor_ms),
             *cells.values(),
         )
         return rows
 
     def draw(self) -> None:
         """Make the pictures of what was measured."""
-        mebibytes = None if self.options.batch else self.mebibytes
-        for nrhs in self.options.nrhs:
-            repeated = nrhs != self.options.nrhs[0]
-            ops = [op for op in self.options.op if OPERATIONS[op].nrhs(1) or not repeated]
-            folder = self.options.output_dir
-            for path in write_pictures(self.file, ops, nrhs, self.options.batch, mebibytes, folder):
-                self.print(f"picture {path}")
+        options = self.options
+        for nrhs in options.nrhs:
+            repeated = nrhs != options.nrhs[0]
+            ops = [op for op in options.op if OPERATIONS[op].nrhs(1) or not repeated]
+            for batch in options.batch or [None]:
+                for path in write_pictures(
+                    self.file, ops, nrhs, batch, options.mebibytes, options.output_dir
+                ):
+                    self.print(f"picture {path}")
 
     def print(self, text: str, style: str | None = None) -> None:
         """Print a line as it is, without markup."""

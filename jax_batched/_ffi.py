@@ -4,10 +4,11 @@ A target name and its attributes are stored in exported programs: they are only 
 """
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -31,12 +32,8 @@ _MAX_N: dict[str, dict[str, int]] = {
     "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
 }
 
-# solve_pos keeps the factor of a whole matrix in a multiprocessor's memory; beyond this it is the
-# two operations cholesky and cho_solve.
-_CUDA_FUSED_MAX_N = {"float32": 128, "float64": 96, "complex64": 96, "complex128": 64}
-
-# Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself; elsewhere the
-# matrices are cast to float32 and back.
+# Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself
+# (kCholeskyStoredMaxN of ffi/cuda/tiers.h); elsewhere the matrices are cast to float32 and back.
 _CUDA_STORED_MAX_N = 96
 
 
@@ -51,10 +48,18 @@ def max_n(operation: str, dtype: Any) -> int:
 
 
 def max_fused_n(platform: Platform, dtype: Any) -> int:
-    """Largest n for which solve_pos is one kernel rather than factor and solve."""
+    """Largest n for which solve_pos is one kernel rather than factor and solve.
+
+    On CUDA the kernels that every GPU can run count: a program may be lowered for another one.
+    """
     if platform == "cpu":
         return max_n("solve_pos", dtype)
-    return _CUDA_FUSED_MAX_N[np.dtype(dtype).name]
+    name = np.dtype(dtype).name
+    return max(
+        tier.max_n
+        for tier in cuda_tiers()
+        if (tier.operation, tier.dtype, tier.capability) == ("solve_pos", name, 0)
+    )
 
 
 def serves_stored(platform: Platform, n: int) -> bool:
@@ -114,6 +119,33 @@ def register_targets() -> None:
             jax.ffi.register_ffi_target_as_batch_partitionable(name)
 
 
+class Tier(NamedTuple):
+    """A compiled CUDA kernel and the calls that it can serve.
+
+    Attributes:
+      operation, dtype: of those calls.
+      kernel: the name that `force_kernel` takes.
+      min_n, max_n: the sizes.
+      capability: compute capability that it needs (90 for sm_90); 0: any.
+      fast: serves accuracy="fast" alone.
+    """
+
+    operation: str
+    dtype: str
+    kernel: str
+    min_n: int
+    max_n: int
+    capability: int
+    fast: bool
+
+
+@functools.cache
+def cuda_tiers() -> tuple[Tier, ...]:
+    """The compiled CUDA kernels; none without the CUDA module."""
+    module = native_module("cuda")
+    return () if module is None else tuple(Tier(*row) for row in module.tiers())
+
+
 _forced_kernel = ""
 
 
@@ -121,8 +153,8 @@ _forced_kernel = ""
 def force_kernel(name: str) -> Iterator[None]:
     """Uses the named kernel instead of the one in the tier table, in what is traced inside.
 
-    For tests and the tuner. "reference" is the plain CPU kernel; "thread", "warp", "block" and
-    "columns" are CUDA's. A kernel that cannot serve a call fails it.
+    For tests and the tuner. "reference" is the plain CPU kernel; `cuda_tiers` lists CUDA's. A
+    kernel that cannot serve a call fails it.
     """
     global _forced_kernel
     before, _forced_kernel = _forced_kernel, name

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_batched as jb
-from jax_batched._ffi import force_kernel, target_name
+from jax_batched._ffi import cuda_tiers, force_kernel, serves_stored, target_name
+from jax_batched.tune import compute_capability
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 WIDE_DTYPES = ("float64", "complex128")
@@ -25,30 +26,10 @@ STORED = ("float16", "bfloat16")
 # LAPACK's threshold for its test ratios.
 GATE = 30.0
 
-# Kernels that can be forced on this platform; "" is the one that the library picks.
-_CUDA_KERNELS = ("", "thread", "warp", "block", "columns")
-KERNELS = ("", "reference") if jax.default_backend() == "cpu" else _CUDA_KERNELS
+_ON_CPU = jax.default_backend() == "cpu"
 
-# Sizes that each CUDA kernel serves at least: (smallest n, largest n of each dtype).
-_BLOCK = dict.fromkeys(DTYPES, 512)
-_CUDA_SIZES: dict[str, dict[str, tuple[int, dict[str, int]]]] = {
-    "cholesky": {
-        "thread": (1, dict.fromkeys(DTYPES, 8)),
-        "warp": (9, dict(zip(DTYPES, (64, 64, 64, 48), strict=True))),
-        "block": (1, _BLOCK),
-    },
-    "solve_pos": {
-        "thread": (1, dict.fromkeys(DTYPES, 8)),
-        "warp": (9, dict(zip(DTYPES, (64, 64, 64, 48), strict=True))),
-        "block": (1, dict(zip(DTYPES, (128, 96, 96, 64), strict=True))),
-    },
-}
-_CUDA_SIZES["triangular_solve"] = _CUDA_SIZES["cho_solve"] = {
-    "thread": (1, dict.fromkeys(DTYPES, 8)),
-    "warp": (1, dict(zip(DTYPES, (128, 96, 64, 64), strict=True))),
-    "block": (1, _BLOCK),
-    "columns": (1, _BLOCK),
-}
+# Kernels that can be forced on this platform; "" is the one that the library picks.
+KERNELS = ("", "reference") if _ON_CPU else ("", *sorted({tier.kernel for tier in cuda_tiers()}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -388,15 +369,23 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
         return True
     if not op.operation or n > 512:
         return False
-    if kernel == "reference":
+    if _ON_CPU:
         return True
-    if kernel not in _CUDA_SIZES[op.operation]:
-        return False
     stored = np.dtype(dtype).name in STORED
-    if stored and op.operation == "cholesky" and kernel == "block":
+    if (
+        stored
+        and op.operation == "cholesky"
+        and (kernel == "block" or not serves_stored("cuda", n))
+    ):
         return False
-    smallest, largest = _CUDA_SIZES[op.operation][kernel]
-    return smallest <= n <= largest["float32" if stored else np.dtype(dtype).name]
+    computed = "float32" if stored else np.dtype(dtype).name
+    return any(
+        (tier.operation, tier.kernel, tier.dtype) == (op.operation, kernel, computed)
+        and tier.min_n <= n <= tier.max_n
+        and tier.capability <= compute_capability()
+        and not tier.fast
+        for tier in cuda_tiers()
+    )
 
 
 def by_kernel(rows: Sequence[Op], sizes: Sequence[int] = range(1, 65)) -> list[tuple[Op, str]]:

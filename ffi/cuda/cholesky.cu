@@ -41,7 +41,10 @@ struct TierLauncher {
   cudaError_t tier() const {
     constexpr Tier kTier = kTable[kRow];
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
-    if constexpr (kTier.kernel == "thread") {
+    constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
+    if constexpr (kStored && (kTier.kernel == "block" || kTier.max_n > kCholeskyStoredMaxN)) {
+      return kDoesNotFit;  // no such kernel of 16-bit elements
+    } else if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
@@ -50,12 +53,13 @@ struct TierLauncher {
                                                 kTier.warps, kMinBlocks>(stream, args)
                                   : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
                                                 kTier.warps, kMinBlocks>(stream, args);
-    } else if constexpr (!std::is_same_v<S, Computed<S>>) {
-      return cudaErrorInvalidValue;  // 16-bit elements have no block kernel
     } else {
-      using Factor = BlockFactor<S, false>;
-      return launch<cholesky_block_kernel<S, kMinBlocks>>(stream, args.batch, 1, Factor::kThreads,
-                                                          Factor::shared_bytes(args.n), args);
+      return with_access(args.upper, args.n % kVector<S> == 0, [&](auto access) {
+        constexpr Access kAccess = decltype(access)::value;
+        using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch>;
+        return launch<cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kMinBlocks>>(
+            stream, args.batch, 1, Factor::kThreads, Factor::kSharedBytes, args);
+      });
     }
   }
 };
@@ -66,7 +70,6 @@ struct TierLauncher {
 template <class S>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
   using T = Computed<S>;
-  const int64_t row = find_tier(kCholeskyTiers, kDTypeOf<T>, problem.n, problem.kernel);
   const CholeskyArguments<S> args{static_cast<const S*>(problem.a),
                                   static_cast<S*>(problem.l),
                                   problem.info,
@@ -74,7 +77,8 @@ cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
                                   static_cast<int>(problem.n),
                                   problem.upper,
                                   problem.symmetrize};
-  return with_tier<T>(row, TierLauncher<S>{stream, args});
+  const Call call{"cholesky", kDTypeOf<T>, problem.n, 1, problem.fast, /*capability=*/0};
+  return launch_tier<T>(call, problem.kernel, TierLauncher<S>{stream, args});
 }
 
 template cudaError_t cholesky<JAX_BATCHED_SCALAR>(cudaStream_t, const CholeskyProblem&);

@@ -157,18 +157,16 @@ constexpr size_t cholesky_warp_shared_bytes() {
 }
 
 // One block per matrix of any size.
-template <class T, int kMinBlocks>
-__global__ void __launch_bounds__((BlockFactor<T, false>::kThreads), kMinBlocks)
+template <class T, int kDepth, Access kAccess, bool kPrefetch, int kMinBlocks>
+__global__ void __launch_bounds__((BlockFactor<T, kDepth, kAccess, kPrefetch>::kThreads),
+                                  kMinBlocks)
     cholesky_block_kernel(const CholeskyArguments<T> args) {
-  using Factor = BlockFactor<T, false>;
+  using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch>;
   const int n = args.n;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * n * n;
-  T* shared = reinterpret_cast<T*>(dynamic_shared);
-  Real<T>* inverse = reinterpret_cast<Real<T>*>(shared + Factor::elements(n));
-  int* shared_info = reinterpret_cast<int*>(inverse + Factor::inverses(n));
   T* l = args.l + offset;
-  const int info = Factor::factor(args.a + offset, l, shared, inverse, shared_info, n, args.upper,
-                                  args.symmetrize);
+  const int info =
+      Factor::factor(args.a + offset, l, reinterpret_cast<T*>(dynamic_shared), n, args.symmetrize);
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) fill_failed(l, n, args.upper, threadIdx.x, Factor::kThreads);
 }

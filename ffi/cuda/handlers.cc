@@ -1,11 +1,20 @@
 // The FFI handlers of CUDA and the Python module `_cuda`: one line per operation below.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "ffi/common/parse.h"
 #include "ffi/cuda/cho_solve.h"
 #include "ffi/cuda/cholesky.h"
 #include "ffi/cuda/solve_pos.h"
+#include "ffi/cuda/substitution_tiers.h"
+#include "ffi/cuda/tiers.h"
 #include "ffi/cuda/triangular_solve.h"
 
 namespace nb = nanobind;
@@ -65,6 +74,68 @@ XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
 
 nb::capsule capsule(XLA_FFI_Handler* f) { return nb::capsule(reinterpret_cast<void*>(f)); }
 
+// The compiled kernels and the choice among them, for the tuner and the tests.
+
+constexpr std::pair<DType, std::string_view> kDTypeNames[] = {
+    {DType::kFloat32, "float32"},
+    {DType::kFloat64, "float64"},
+    {DType::kComplex64, "complex64"},
+    {DType::kComplex128, "complex128"},
+};
+
+DType dtype_of(std::string_view wanted) {
+  for (const auto& [dtype, name] : kDTypeNames) {
+    if (name == wanted) return dtype;
+  }
+  throw std::invalid_argument("no such dtype: " + std::string(wanted));
+}
+
+std::string_view name_of(DType wanted) {
+  for (const auto& [dtype, name] : kDTypeNames) {
+    if (dtype == wanted) return name;
+  }
+  return "";
+}
+
+std::string name_of(const Tier& tier) {
+  std::string name(tier.kernel);
+  if (!tier.variant.empty()) name.append(".").append(tier.variant);
+  return name;
+}
+
+template <size_t kRows>
+void append_tiers(nb::list& rows, std::string_view operation, const Tier (&table)[kRows]) {
+  for (const Tier& tier : table) {
+    rows.append(nb::make_tuple(operation, name_of(tier.dtype), name_of(tier).c_str(), tier.min_n,
+                               tier.max_n, tier.capability, tier.fast));
+  }
+}
+
+void append_substitutions(nb::list& rows, std::string_view operation) {
+  for (const auto& [dtype, name] : kDTypeNames) {
+    for (const std::string_view kernel : kSubstitutionKernels) {
+      rows.append(nb::make_tuple(operation, name, kernel, 1, substitution_max_n(dtype, kernel),
+                                 /*capability=*/0, /*fast=*/false));
+    }
+  }
+}
+
+template <size_t kRows>
+std::string chosen_tier(const Tier (&table)[kRows], const Call& call) {
+  const int64_t row = find_tier(table, call, {});
+  return row == kNoTier ? "" : name_of(table[row]);
+}
+
+std::string chosen(const Call& call) {
+  if (call.operation == "cholesky") return chosen_tier(kCholeskyTiers, call);
+  if (call.operation == "solve_pos") return chosen_tier(kSolvePosTiers, call);
+  for (const int sweeps : {1, 2}) {
+    if (call.operation != substitution_operation(sweeps)) continue;
+    return std::string(substitution_kernel(call.dtype, call.n, call.nrhs, sweeps, call.capability));
+  }
+  throw std::invalid_argument("no such operation: " + std::string(call.operation));
+}
+
 }  // namespace
 
 NB_MODULE(_cuda, m) {
@@ -75,6 +146,21 @@ NB_MODULE(_cuda, m) {
     d["cho_solve"] = capsule(handler<ChoSolveProblem>);
     d["solve_pos"] = capsule(handler<SolvePosProblem>);
     return d;
+  });
+  // (operation, dtype, kernel, smallest n, largest n, compute capability needed, for "fast" only)
+  m.def("tiers", [] {
+    nb::list rows;
+    append_tiers(rows, "cholesky", kCholeskyTiers);
+    append_tiers(rows, "solve_pos", kSolvePosTiers);
+    append_substitutions(rows, substitution_operation(1));
+    append_substitutions(rows, substitution_operation(2));
+    return rows;
+  });
+  // The kernel that serves a call on a GPU of this compute capability (90 for sm_90).
+  m.def("chosen_kernel", [](std::string_view operation, std::string_view dtype, int64_t n,
+                            int64_t nrhs, bool fast, int capability) {
+    const std::string name = chosen(Call{operation, dtype_of(dtype), n, nrhs, fast, capability});
+    return nb::str(name.c_str());
   });
 }
 

@@ -39,7 +39,7 @@ struct TierLauncher {
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
     if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<T>{stream, args});
-    } else if constexpr (kTier.kernel == "warp") {
+    } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
       // Complex kernels are larger and slower to compile: one for all sizes of a tier.
@@ -51,12 +51,6 @@ struct TierLauncher {
       }
       return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
           stream, args);
-    } else {
-      using Factor = BlockFactor<T, true>;
-      static_assert(Factor::shared_bytes(kTier.max_n) <= 99 * 1024,
-                    "must fit into the shared memory of a block on sm_86 and sm_89");
-      return launch<solve_pos_block_kernel<T, kTier.max_n, kMinBlocks>>(
-          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
     }
   }
 };
@@ -66,7 +60,6 @@ struct TierLauncher {
 // problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
 template <class T>
 cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
-  const int64_t row = find_tier(kSolvePosTiers, kDTypeOf<T>, problem.n, problem.kernel);
   const SolvePosArguments<T> args{static_cast<const T*>(problem.a),
                                   static_cast<const T*>(problem.b),
                                   static_cast<T*>(problem.x),
@@ -77,7 +70,9 @@ cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
                                   !problem.lower,
                                   problem.a_map,
                                   problem.b_map};
-  return with_tier<T>(row, TierLauncher<T>{stream, args});
+  const Call call{"solve_pos",  kDTypeOf<T>,  problem.n,
+                  problem.nrhs, problem.fast, /*capability=*/0};
+  return launch_tier<T>(call, problem.kernel, TierLauncher<T>{stream, args});
 }
 
 template cudaError_t solve_pos<JAX_BATCHED_SCALAR>(cudaStream_t, const SolvePosProblem&);

@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "ffi/common/problem.h"
-#include "ffi/cuda/tile/block.cuh"
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/staging.cuh"
@@ -382,68 +381,6 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <class T, int kTiles, int kGroup, int kWarps>
 constexpr size_t solve_pos_warp_shared_bytes() {
   return size_t{kWarps} * kGroup * SolveWorkspace<T, kTiles, kGroup>::kElements * sizeof(T);
-}
-
-// One block per matrix, the factor in shared memory; then one warp per right-hand side, whose
-// entries lie in the lanes' registers: entry i in lane i % 32.
-template <class T, int kMaxN, int kMinBlocks>
-__global__ void __launch_bounds__((BlockFactor<T, true>::kThreads), kMinBlocks)
-    solve_pos_block_kernel(const SolvePosArguments<T> args) {
-  using Factor = BlockFactor<T, true>;
-  constexpr int kSlots = ceil_div(kMaxN, 32);
-  const int n = args.n;
-  const int64_t entry = blockIdx.x;
-  T* l = reinterpret_cast<T*>(dynamic_shared);
-  Real<T>* inverse = reinterpret_cast<Real<T>*>(l + Factor::elements(n));
-  int* shared_info = reinterpret_cast<int*>(inverse + Factor::inverses(n));
-  const int info = Factor::factor(args.a + matrix_index(args.a_map, entry) * n * n, nullptr, l,
-                                  inverse, shared_info, n, args.upper, false);
-  if (threadIdx.x == 0) args.info[entry] = info;
-  const int stride = Factor::resident_row(n);
-  const int lane = threadIdx.x % 32;
-  const T* b = args.b + matrix_index(args.b_map, entry) * n * args.nrhs;
-  T* x = args.x + entry * n * args.nrhs;
-  for (int64_t column = threadIdx.x / 32; column < args.nrhs; column += Factor::kThreads / 32) {
-    T v[kSlots];
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const int i = 32 * s + lane;
-      v[s] = i < n ? conj_if(args.upper, b[i * args.nrhs + column]) : T(0);
-    }
-    // Forward: v_k *= 1 / l_kk; v_i -= l_ik v_k for i > k.
-#pragma unroll
-    for (int slot = 0; slot < kSlots; ++slot) {
-#pragma unroll 2
-      for (int k = 32 * slot; k < min(n, 32 * slot + 32); ++k) {
-        const T y = scale(shuffle(v[slot], k % 32), inverse[k]);
-#pragma unroll
-        for (int s = slot; s < kSlots; ++s) {
-          const int i = 32 * s + lane;
-          if (i > k && i < n) v[s] = sub_mul(v[s], l[i * stride + k], y);
-        }
-        if (lane == k % 32) v[slot] = y;
-      }
-    }
-    // Backward: v_k *= 1 / l_kk; v_i -= conj(l_ki) v_k for i < k.
-#pragma unroll
-    for (int slot = kSlots - 1; slot >= 0; --slot) {
-#pragma unroll 2
-      for (int k = min(n, 32 * slot + 32) - 1; k >= 32 * slot; --k) {
-        const T y = scale(shuffle(v[slot], k % 32), inverse[k]);
-#pragma unroll
-        for (int s = 0; s <= slot; ++s) {
-          const int i = 32 * s + lane;
-          if (i < k) v[s] = sub_mul_conj(v[s], y, l[k * stride + i]);
-        }
-        if (lane == k % 32) v[slot] = y;
-      }
-    }
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      const int i = 32 * s + lane;
-      if (i < n) x[i * args.nrhs + column] = info ? quiet_nan<T>() : conj_if(args.upper, v[s]);
-    }
-  }
 }
 
 }  // namespace jax_batched::cuda

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "ffi/common/problem.h"
+#include "ffi/cuda/tuned_tiers.h"
 
 namespace jax_batched::cuda {
 
@@ -24,10 +25,17 @@ inline constexpr int kWarpSubstitutionMaxN<float> = 128;
 template <>
 inline constexpr int kWarpSubstitutionMaxN<double> = 96;
 
+// The largest n that a kernel serves.
+inline int64_t substitution_max_n(DType dtype, std::string_view kernel) {
+  if (kernel == "thread") return kThreadSubstitutionMaxN;
+  if (kernel != "warp") return kSubstitutionMaxN;
+  return with_element_type(dtype, [](auto t) { return kWarpSubstitutionMaxN<decltype(t)>; });
+}
+
+inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp", "block", "columns"};
+
 // Right-hand sides that "warp" and "block" take at a time, if there are more than one.
 inline constexpr int kSubstitutionColumns = 4;
-
-inline constexpr int64_t kAny = INT64_MAX;
 
 // From this n on, "block" takes tiles of 128 rows instead of 64, with `columns` right-hand sides at
 // a time.
@@ -43,7 +51,8 @@ constexpr int64_t substitution_tall_tile_min_n(DType dtype, int columns) {
   }
 }
 
-// The first row with the problem's dtype and sweeps, n <= max_n and nrhs <= max_nrhs serves.
+// Where nothing was measured (tuned_tiers.h), the first row with the problem's dtype and sweeps,
+// n <= max_n and nrhs <= max_nrhs serves.
 struct SubstitutionTier {
   DType dtype;
   int sweeps;  // 1: triangular solve, 2: solve with a Cholesky factor, 0: either
@@ -94,7 +103,15 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kComplex128, 0, kAny, kAny, "columns"},
 };
 
-constexpr std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs, int sweeps) {
+constexpr std::string_view substitution_operation(int sweeps) {
+  return sweeps == 1 ? "triangular_solve" : "cho_solve";
+}
+
+inline std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs, int sweeps,
+                                            int capability) {
+  const Call call{substitution_operation(sweeps), dtype, n, nrhs, /*fast=*/false, capability};
+  const std::string_view tuned = tuned_kernel(kTunedTiers, call);
+  if (!tuned.empty() && n <= substitution_max_n(dtype, tuned)) return tuned;
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
     const bool same_operation = tier.sweeps == 0 || tier.sweeps == sweeps;
     if (tier.dtype == dtype && same_operation && n <= tier.max_n && nrhs <= tier.max_nrhs) {

@@ -1,11 +1,12 @@
-// Which kernel serves which (operation, dtype, n): one table per operation, as data.
+// The compiled kernels of each operation: one table per operation, as data. A launcher compiles the
+// kernels that its table names, no others: to try another shape, add or edit a row.
 //
-// The first row of a table with the problem's dtype and min_n <= n <= max_n serves. A launcher
-// compiles the kernels that its table names, no others: to try another shape, add or edit a row.
-// Nothing here depends on the batch count: a matrix has the same result in any batch.
+// Of the rows that can serve a call, the one that tuned_tiers.h names serves; where nothing was
+// measured, the first. Nothing here depends on the batch count: a matrix has the same result in any
+// batch.
 //
-// Measured on an H100 (kernels of up to 100 bytes of spills are in use where the register cap
-// pays).
+// The order is as measured on an H100 (kernels of up to 100 bytes of spills are in use where the
+// register cap pays).
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@
 #include <string_view>
 
 #include "ffi/common/problem.h"
+#include "ffi/cuda/tuned_tiers.h"
 
 namespace jax_batched::cuda {
 
@@ -25,23 +27,62 @@ struct Tier {
   bool redundant;           // every lane factors the 8x8 diagonal block for itself ("warp")
   int warps;                // warps per block
   int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
+  int depth = 0;            // columns of L that come back at a time ("block")
+  bool prefetch = false;    // ask the L2 cache for the next tile while one is factored ("block")
+  std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
+  int capability = 0;             // needs a GPU of this compute capability or a later one
+  bool fast = false;              // serves only accuracy="fast"
+
+  // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
+  constexpr bool has_name(std::string_view name) const {
+    if (variant.empty()) return name == kernel;
+    return name.size() == kernel.size() + 1 + variant.size() &&
+           name.substr(0, kernel.size()) == kernel && name[kernel.size()] == '.' &&
+           name.substr(kernel.size() + 1) == variant;
+  }
+
+  constexpr bool serves(const Call& call) const {
+    return dtype == call.dtype && min_n <= call.n && call.n <= max_n &&
+           capability <= call.capability && (call.fast || !fast);
+  }
 };
 
 inline constexpr int64_t kNoTier = -1;
 
-// The row that serves (dtype, n), or with `kernel` not empty the first such row of that kernel;
-// kNoTier if there is none.
+// The first row that serves a call, of those with this name if it is not empty; else kNoTier.
 template <size_t kRows>
-constexpr int64_t find_tier(const Tier (&table)[kRows], DType dtype, int64_t n,
-                            std::string_view kernel) {
+constexpr int64_t first_tier(const Tier (&table)[kRows], const Call& call, std::string_view name) {
   for (size_t row = 0; row < kRows; ++row) {
-    const Tier& tier = table[row];
-    if (tier.dtype == dtype && tier.min_n <= n && n <= tier.max_n &&
-        (kernel.empty() || kernel == tier.kernel)) {
+    if (table[row].serves(call) && (name.empty() || table[row].has_name(name))) {
       return static_cast<int64_t>(row);
     }
   }
   return kNoTier;
+}
+
+// The row that serves a call: with `name` not empty the one that it selects, else the tuned one or,
+// where nothing was measured, the first. kNoTier if there is none.
+template <size_t kRows>
+constexpr int64_t find_tier(const Tier (&table)[kRows], const Call& call, std::string_view name) {
+  if (!name.empty()) return first_tier(table, call, name);
+  const std::string_view tuned = tuned_kernel(kTunedTiers, call);
+  const int64_t row = tuned.empty() ? kNoTier : first_tier(table, call, tuned);
+  return row != kNoTier ? row : first_tier(table, call, {});
+}
+
+// Whether a name selects at most one row for any call.
+template <size_t kRows>
+constexpr bool names_are_distinct(const Tier (&table)[kRows]) {
+  for (size_t i = 0; i < kRows; ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (table[i].dtype == table[j].dtype && table[i].kernel == table[j].kernel &&
+          table[i].variant == table[j].variant && table[i].min_n <= table[j].max_n &&
+          table[j].min_n <= table[i].max_n) {
+        return false;
+      }
+    }
+  }
+  return true;
 }
 
 template <size_t kRows>
@@ -68,7 +109,8 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4},
+    {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 4, 5},
@@ -78,7 +120,8 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 1, 512, "block", 1, false, 4, 0},
+    {DType::kFloat64, 1, 160, "block", 1, false, 4, 3, 16},
+    {DType::kFloat64, 161, 512, "block", 1, false, 4, 2, 32, true},
 
     {DType::kComplex64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
@@ -88,7 +131,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kComplex64, 1, 512, "block", 1, false, 4, 0},
+    {DType::kComplex64, 1, 512, "block", 1, false, 4, 3, 16, true},
 
     {DType::kComplex128, 1, 9, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
@@ -96,8 +139,14 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
-    {DType::kComplex128, 1, 512, "block", 1, false, 4, 0},
+    {DType::kComplex128, 1, 160, "block", 1, false, 4, 3, 8, true},
+    {DType::kComplex128, 161, 512, "block", 1, false, 4, 2, 8},
 };
+
+static_assert(names_are_distinct(kCholeskyTiers), "give rows that overlap a variant");
+
+// The rows of float32 serve 16-bit elements, too, up to this n, where casts take over.
+inline constexpr int kCholeskyStoredMaxN = 96;
 
 template <class T>
 inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
@@ -117,7 +166,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 1, 128, "block", 1, false, 4, 0},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
@@ -127,7 +175,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 1, 96, "block", 1, false, 4, 0},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
@@ -137,7 +184,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kComplex64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kComplex64, 1, 96, "block", 1, false, 4, 0},
 
     {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
@@ -145,8 +191,9 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
-    {DType::kComplex128, 1, 64, "block", 1, false, 4, 0},
 };
+
+static_assert(names_are_distinct(kSolvePosTiers), "give rows that overlap a variant");
 
 template <class T>
 inline constexpr int64_t kSolvePosMaxN = max_n(kSolvePosTiers, kDTypeOf<T>);

@@ -1,324 +1,499 @@
 // Cholesky by one thread block, any n: left-looking over block columns.
 //
-// For each block column and each tile of kRows rows below its top:
-//   acc = A - L(rows, left) L(columns, left)^H       in registers, kMicroRows x kMicroColumns each
-//   8-wide panels: warp 0 factors the 8x8 diagonal block, a thread per row solves against it, and
-//   acc -= L(rows, panel) L(columns, panel)^H        for the panels to the right.
-// Left-looking, so that each entry of L is written once. The factor lives in shared memory
-// (kResident: the fused solve) or in the output, from where `left` comes back through L2 in chunks
-// of 64 bytes a row, two in flight.
+// For each block column (kColumns wide) and each tile of kRows rows from its diagonal down:
+//   acc = A(rows, columns) - L(rows, left) L(columns, left)^H
+//   for each 8-wide panel p of the tile:
+//     X_p = acc_p L_pp^-H,    acc_j -= X_p L_jp^H  for the panels j > p.
+// Left-looking, so that each entry of L is written once; `left` comes back through L2, kDepth
+// columns at a time, two such chunks in flight.
+//
+// A warp keeps 8 * kRowTiles rows of the tile in registers, as 8x8 fragments (fragment.cuh). The
+// rows below the diagonal tile therefore need no barrier between panels: a warp goes through its
+// own rows, with L_jp and L_pp^-1 of the block column in shared memory. In the diagonal tile the
+// warp that holds the 8x8 block L_pp factors and inverts it, a long chain of dependent operations:
+// as soon as its column is up to date, while the others finish the update of the panel before.
+//
+// Every product is the same step, c -= a b^H. Doubles run on the tensor cores, where float64 is
+// IEEE FMAs; all other types are plain FMA with both operands in shared memory.
 #pragma once
 
-#include <cuda_pipeline.h>
-
 #include <cstdint>
+#include <type_traits>
 
+#include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 
 namespace jax_batched::cuda {
 
-// Entry (r, c) of a triangular matrix, r >= c: an upper triangle is a transposed lower one.
-template <class T>
-struct TriangleView {
-  T* data;
-  int64_t row_stride, column_stride;
-  __device__ __forceinline__ TriangleView(T* data, int n, bool upper)
-      : data(data), row_stride(upper ? 1 : n), column_stride(upper ? n : 1) {}
-  __device__ __forceinline__ T* at(int r, int c) const {
-    return data + r * row_stride + c * column_stride;
+// c (16x8: two fragments) -= a b^T, a 16x8, b 8x8, on the tensor cores. a[i] is this lane's pair of
+// row tile i, columns 2t and 2t + 1, and b its pair of b: the tensor cores' k = t and t + 4 are
+// columns 2t and 2t + 1 of both operands.
+__device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<double> (&a)[2],
+                                                 Pair<double> b) {
+#if __CUDA_ARCH__ >= 900
+  // Twice the rate of m8n8k4.
+  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+d"(c[0][0]), "+d"(c[0][1]), "+d"(c[1][0]), "+d"(c[1][1])
+      : "d"(-a[0].a), "d"(-a[1].a), "d"(-a[0].b), "d"(-a[1].b), "d"(b.a), "d"(b.b));
+#elif __CUDA_ARCH__ >= 800
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+          : "+d"(c[i][0]), "+d"(c[i][1])
+          : "d"(half ? -a[i].b : -a[i].a), "d"(half ? b.b : b.a));
+    }
   }
-  __device__ __forceinline__ T* mirror(int r, int c) const { return at(c, r); }
-};
+#endif
+}
 
-template <class T, bool kResident>
+// How a block reaches its matrices: a lower triangle by vectors of 16 bytes (n a multiple of their
+// length), a lower triangle by elements, or an upper triangle, by elements, as the transpose of a
+// lower one. A template argument, as the addresses of all three do not fit into the registers.
+enum class Access { kVectors, kElements, kUpper };
+
+template <class Function>
+auto with_access(bool upper, bool vectors, const Function& f) {
+  using A = Access;
+  if (upper) return f(std::integral_constant<A, A::kUpper>{});
+  return vectors ? f(std::integral_constant<A, A::kVectors>{})
+                 : f(std::integral_constant<A, A::kElements>{});
+}
+
+template <class T, int kDepth, Access kAccess, bool kPrefetch>
 struct BlockFactor {
-  static constexpr int kThreads = 128;
-  static constexpr int kColumnThreads = 8;
-  static constexpr int kRowThreads = kThreads / kColumnThreads;
-  static constexpr int kMicroRows = 4;
-  static constexpr int kMicroColumns = sizeof(T) == 16 ? 4 : 8;
-  static constexpr int kRows = kRowThreads * kMicroRows;           // of a tile: 64
-  static constexpr int kColumns = kColumnThreads * kMicroColumns;  // of a block column: 64 or 32
-  static constexpr int kDepth = static_cast<int>(64 / sizeof(T));  // columns of a chunk
-  // Strides are odd multiples of 16 bytes: 8 rows read at once lie in different banks.
-  static constexpr int kChunkRow = kVector<T> * make_odd(kDepth / kVector<T>);
-  static constexpr int kTileRow = kVector<T> * make_odd(kColumns / kVector<T>);
+  static constexpr bool kUpper = kAccess == Access::kUpper;
+  // What an access to global memory moves along a row.
+  using Piece = std::conditional_t<kAccess == Access::kVectors, Vector<T>, T>;
+  static constexpr int kPiece = static_cast<int>(sizeof(Piece) / sizeof(T));
+  static constexpr bool kTensor = std::is_same_v<T, double>;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRowTiles = sizeof(T) == 4 ? 4 : 2;      // of a warp
+  static constexpr int kColumnTiles = sizeof(T) == 16 ? 4 : 8;  // of a block column
+  static constexpr int kWarpRows = 8 * kRowTiles;
+  static constexpr int kRows = kWarps * kWarpRows;
+  static constexpr int kColumns = 8 * kColumnTiles;
+  static_assert(kRows >= kColumns, "one tile holds the diagonal block");
+
+  // Strides for which no access below has a bank conflict: plain FMA reads 16 bytes of 8 rows
+  // (2t + h, or g) at once, the tensor cores' operands are 16 bytes of 4 neighbours in 2 rows.
+  static constexpr int kChunkRow = kDepth + (kTensor ? 8 : kVector<T>);
+  static constexpr int kTileRow = kTensor ? 8 : 8 + kVector<T>;
+  static constexpr int kTile = 8 * kTileRow;
+
+  // Of the finished columns of a tile, which share the memory of the chunks.
+  static constexpr int kFinishedRow = kColumns + (kTensor ? 8 : kVector<T>);
+
   static constexpr int kChunkElements = (kRows + kColumns) * kChunkRow;
-  static constexpr int kTileElements = kRows * kTileRow;
-  static constexpr int kScratchElements =
-      kTileElements > 2 * kChunkElements ? kTileElements : 2 * kChunkElements;
+  static constexpr int kWorkElements =
+      2 * kChunkElements > kRows* kFinishedRow ? 2 * kChunkElements : kRows * kFinishedRow;
+  static constexpr int kLowerTiles = kColumnTiles * (kColumnTiles + 1) / 2;
+  static constexpr int kElements = kWorkElements + (kLowerTiles + kColumnTiles) * kTile;
+  static constexpr size_t kSharedBytes = kElements * sizeof(T) + sizeof(int);
 
-  static __host__ __device__ constexpr int resident_row(int n) {
-    return kVector<T> * make_odd(ceil_div(round_up(n, 8), kVector<T>));
-  }
-  static __host__ __device__ constexpr int elements(int n) {
-    return kResident ? n * resident_row(n) : kTileElements + kScratchElements;
-  }
-  static __host__ __device__ constexpr int inverses(int n) { return kResident ? n : kColumns; }
-  static __host__ __device__ constexpr size_t shared_bytes(int n) {
-    return elements(n) * sizeof(T) + inverses(n) * sizeof(Real<T>) + sizeof(int);
-  }
+  // A column of 8x8 tiles of the warp's rows, and all of them: entries (r, c) and (r, c + 1) of
+  // this lane in row tile i and column tile j are acc[j][i][0] and acc[j][i][1], where r = r0 +
+  // warp_row() + 8 i, c = c0 + pair_column() + 8 j.
+  using TileColumn = T[kRowTiles][2];
+  using Accumulator = TileColumn[kColumnTiles];
 
-  using Accumulator = T[kMicroRows][kMicroColumns];
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int warp() { return threadIdx.x / 32; }
+  static __device__ __forceinline__ int warp_row() { return kWarpRows * warp() + lane() / 4; }
+  static __device__ __forceinline__ int pair_column() { return 2 * (lane() % 4); }
 
-  // Thread (row_thread, column_thread) holds rows row_thread + kRowThreads * i and columns
-  // column_thread + kColumnThreads * j of a tile.
-  static __device__ __forceinline__ int row_thread() { return threadIdx.x / kColumnThreads; }
-  static __device__ __forceinline__ int column_thread() { return threadIdx.x % kColumnThreads; }
+  // Left operand of a product, kStep columns of the warp's rows: pairs for the tensor cores,
+  // otherwise 16 bytes of rows g.
+  static constexpr int kStep = kTensor ? 8 : kVector<T>;
+  using Left = std::conditional_t<kTensor, Pair<T>[2], Vector<T>[kRowTiles]>;
 
-  // acc -= rows * columns^H over `depth` columns (a multiple of 16 bytes). Rows of either operand
-  // from its limit on repeat the last one: what comes of them is never used.
-  static __device__ __forceinline__ void subtract_product(Accumulator& acc, const T* rows,
-                                                          int row_stride, int row_limit,
-                                                          const T* columns, int column_stride,
-                                                          int column_limit, int depth) {
-    int row_at[kMicroRows], column_at[kMicroColumns];
+  static __device__ __forceinline__ void load_left(Left& a, const T* rows, int stride) {
 #pragma unroll
-    for (int i = 0; i < kMicroRows; ++i) {
-      row_at[i] = min(row_thread() + kRowThreads * i, row_limit - 1) * row_stride;
-    }
-#pragma unroll
-    for (int j = 0; j < kMicroColumns; ++j) {
-      column_at[j] = min(column_thread() + kColumnThreads * j, column_limit - 1) * column_stride;
-    }
-#pragma unroll 1
-    for (int k = 0; k < depth; k += kVector<T>) {
-      Vector<T> row[kMicroRows];
-#pragma unroll
-      for (int i = 0; i < kMicroRows; ++i) {
-        row[i] = *reinterpret_cast<const Vector<T>*>(rows + row_at[i] + k);
+    for (int i = 0; i < kRowTiles; ++i) {
+      const T* from = rows + (8 * i + lane() / 4) * stride;
+      if constexpr (kTensor) {
+        a[i] = *reinterpret_cast<const Pair<T>*>(from + pair_column());
+      } else {
+        a[i] = *reinterpret_cast<const Vector<T>*>(from);
       }
+    }
+  }
+
+  // to = from - a b^H, b the 8 rows at `rows`.
+  static __device__ __forceinline__ void subtract(TileColumn& to, const TileColumn& from,
+                                                  const Left& a, const T* rows, int stride) {
 #pragma unroll
-      for (int j = 0; j < kMicroColumns; ++j) {
-        const auto column = *reinterpret_cast<const Vector<T>*>(columns + column_at[j] + k);
+    for (int i = 0; i < kRowTiles; ++i) {
+      to[i][0] = from[i][0];
+      to[i][1] = from[i][1];
+    }
+    if constexpr (kTensor) {
+      subtract_product(
+          to, a, *reinterpret_cast<const Pair<T>*>(rows + lane() / 4 * stride + pair_column()));
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const auto b = *reinterpret_cast<const Vector<T>*>(rows + (pair_column() + h) * stride);
 #pragma unroll
         for (int z = 0; z < kVector<T>; ++z) {
 #pragma unroll
-          for (int i = 0; i < kMicroRows; ++i) {
-            acc[i][j] = sub_mul_conj(acc[i][j], row[i].v[z], column.v[z]);
+          for (int i = 0; i < kRowTiles; ++i) {
+            to[i][h] = sub_mul_conj(to[i][h], a[i].v[z], b.v[z]);
           }
         }
       }
     }
   }
 
-  // Entries of A in a tile at (r0, c0); zeros outside the lower triangle.
-  static __device__ __forceinline__ void load_tile(Accumulator& acc, const TriangleView<const T>& a,
-                                                   int n, int r0, int c0, bool upper,
-                                                   bool symmetrize) {
+  // Calls f(a, k) for the columns k .. k + kStep - 1 of a column of tiles as left operands; `rows`
+  // is its place in shared memory. The tensor cores take what the registers hold.
+  template <class F>
+  static __device__ __forceinline__ void for_each_left(const TileColumn& m, const T* rows, F&& f) {
+    Left a;
 #pragma unroll
-    for (int i = 0; i < kMicroRows; ++i) {
-      const int r = r0 + row_thread() + kRowThreads * i;
+    for (int k = 0; k < 8; k += kStep) {
+      if constexpr (kTensor) {
 #pragma unroll
-      for (int j = 0; j < kMicroColumns; ++j) {
-        const int c = c0 + column_thread() + kColumnThreads * j;
-        T v = T(0);
-        if (r < n && c <= r) {
-          v = *a.at(r, c);
-          if (symmetrize) v = hermitian_mean(v, *a.mirror(r, c));
-        }
-        acc[i][j] = v;
+        for (int i = 0; i < kRowTiles; ++i) a[i] = {m[i][0], m[i][1]};
+      } else {
+        load_left(a, rows + k, kFinishedRow);
       }
+      f(a, k);
     }
+  }
+
+  // Stores this lane's pairs of a column of tiles.
+  static __device__ __forceinline__ void store_pairs(T* rows, const TileColumn& m) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i) {
+      store_pair(rows + (8 * i + lane() / 4) * kFinishedRow + pair_column(), m[i]);
+    }
+  }
+  static __device__ __forceinline__ void store_pair(T* to, const T (&pair)[2]) {
+    *reinterpret_cast<Pair<T>*>(to) = {pair[0], pair[1]};
+  }
+  // Where this lane's pair lies in an 8x8 tile in shared memory.
+  static __device__ __forceinline__ int tile_pair() {
+    return lane() / 4 * kTileRow + pair_column();
   }
 
   // Starts the copy of columns k0 .. k0 + kDepth - 1 of rows r0 .. r0 + count - 1 of L. Rows from n
   // on become zeros.
-  static __device__ __forceinline__ void start_copy(T* chunk, const TriangleView<T>& l, int n,
-                                                    int r0, int count, int k0, bool upper) {
-    if (!upper && n % kVector<T> == 0) {
-      constexpr int kRowVectors = kDepth / kVector<T>;
-      for (int e = threadIdx.x; e < count * kRowVectors; e += kThreads) {
-        const int r = e / kRowVectors, k = e % kRowVectors * kVector<T>;
+  static __device__ __forceinline__ void start_copy(T* chunk, const T* l, int n, int r0, int count,
+                                                    int k0) {
+    constexpr int kRowPieces = kDepth / kPiece, kStep = kThreads / kRowPieces;
+    const int thread = threadIdx.x;
+    if constexpr (kUpper) {
+#pragma unroll 1
+      for (int e = thread; e < count * kDepth; e += kThreads) {
+        const int r = e % count, k = e / count;
         T* to = chunk + r * kChunkRow + k;
         if (r0 + r < n) {
-          __pipeline_memcpy_async(to, l.at(r0 + r, k0 + k), 16);
-        } else {
-          *reinterpret_cast<Vector<T>*>(to) = Vector<T>{};
-        }
-      }
-    } else {
-      for (int e = threadIdx.x; e < count * kDepth; e += kThreads) {
-        const int r = upper ? e % count : e / kDepth, k = upper ? e / count : e % kDepth;
-        T* to = chunk + r * kChunkRow + k;
-        if (r0 + r < n) {
-          __pipeline_memcpy_async(to, l.at(r0 + r, k0 + k), sizeof(T));
+          copy_async(to, l + (k0 + k) * n + r0 + r);
         } else {
           *to = T(0);
         }
       }
+    } else {
+      int r = thread / kRowPieces;
+      const int k = thread % kRowPieces * kPiece;
+      const T* from = l + (r0 + r) * n + k0 + k;
+      T* to = chunk + r * kChunkRow + k;
+#pragma unroll 4
+      for (; r < count; r += kStep, from += kStep * n, to += kStep * kChunkRow) {
+        if (r0 + r < n) {
+          copy_async(reinterpret_cast<Piece*>(to), reinterpret_cast<const Piece*>(from));
+        } else {
+          *reinterpret_cast<Piece*>(to) = Piece{};
+        }
+      }
     }
   }
 
-  // acc -= L(rows, left) L(columns, left)^H, the factor coming from global memory.
-  static __device__ __forceinline__ void subtract_left(Accumulator& acc, T* scratch,
-                                                       const TriangleView<T>& l, int n, int r0,
-                                                       int c0, bool upper) {
-    const bool diagonal = r0 == c0;
-    const auto start = [&](int k0) {
-      T* chunk = scratch + k0 / kDepth % 2 * kChunkElements;
-      start_copy(chunk, l, n, r0, kRows, k0, upper);
-      if (!diagonal) start_copy(chunk + kRows * kChunkRow, l, n, c0, kColumns, k0, upper);
-      __pipeline_commit();
-    };
-    start(0);
+  // What the factorization reads of A in a tile; rows from n on are those of the identity. Above
+  // the diagonal acc may hold anything: nothing comes of it. Addresses are clamped, as a branch per
+  // load would wait for one load after the other.
+  static __device__ __forceinline__ void load_tile(Accumulator& acc, const T* a, int n, int r0,
+                                                   int c0, bool symmetrize) {
+    const int row_step = kUpper ? 1 : n, column_step = kUpper ? n : 1;
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+      const int c = c0 + pair_column() + 8 * j;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        const int r = r0 + warp_row() + 8 * i;
+        if (is_above(r0, c0, i, j)) continue;
+        const T* from = a + min(r, n - 1) * row_step;
+        if constexpr (kAccess == Access::kVectors && kVector<T> > 1) {
+          const auto pair = *reinterpret_cast<const Pair<T>*>(from + min(c, n - 2));
+          acc[j][i][0] = pair.a;
+          acc[j][i][1] = pair.b;
+        } else {
+          acc[j][i][0] = from[min(c, n - 1) * column_step];
+          acc[j][i][1] = from[min(c + 1, n - 1) * column_step];
+        }
+      }
+    }
+    if (symmetrize) {
+#pragma unroll
+      for (int j = 0; j < kColumnTiles; ++j) {
+        const int c = c0 + pair_column() + 8 * j;
+        if (is_above(r0, c0, kRowTiles - 1, j)) continue;
+        TileColumn mirror;
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          const T* from = a + min(r0 + warp_row() + 8 * i, n - 1) * column_step;
+          mirror[i][0] = from[min(c, n - 1) * row_step];
+          mirror[i][1] = from[min(c + 1, n - 1) * row_step];
+        }
+#pragma unroll
+        for (int i = 0; i < kRowTiles; ++i) {
+          acc[j][i][0] = hermitian_mean(acc[j][i][0], mirror[i][0]);
+          acc[j][i][1] = hermitian_mean(acc[j][i][1], mirror[i][1]);
+        }
+      }
+    }
+    if (r0 + kWarpRows * (warp() + 1) <= n) return;
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+      const int c = c0 + pair_column() + 8 * j;
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        const int r = r0 + warp_row() + 8 * i;
+        if (r < n) continue;
+        acc[j][i][0] = T(r == c);
+        acc[j][i][1] = T(r == c + 1);
+      }
+    }
+  }
+  // Asks the L2 cache for what load_tile will read of a tile.
+  static __device__ __forceinline__ void prefetch_tile(const T* a, int n, int r0, int c0) {
+    constexpr int kLine = static_cast<int>(128 / sizeof(T)), kLines = kColumns / kLine;
+    static_assert(kRows * kLines % kThreads == 0);
+#pragma unroll
+    for (int e = threadIdx.x; e < kRows * kLines; e += kThreads) {
+      const int r = r0 + e / kLines, c = c0 + e % kLines * kLine;
+      if (r < n && c <= r) asm volatile("prefetch.global.L2 [%0];" : : "l"(a + r * n + c));
+    }
+  }
+
+  // True if column tile j lies above the diagonal at row tile i of this warp.
+  static __device__ __forceinline__ bool is_above(int r0, int c0, int i, int j) {
+    return r0 == c0 && j > kRowTiles * warp() + i;
+  }
+
+  // Writes the warp's rows of a finished tile, from shared memory; zeros above the diagonal.
+  static __device__ __forceinline__ void store_tile(T* l, const T* finished, int n, int r0,
+                                                    int c0) {
+    const int columns = min(kColumns, n - c0), top = r0 + kWarpRows * warp();
+    const int rows = min(kWarpRows, n - top), below = top - c0;  // c > r + below: above it
+    if constexpr (kUpper) {
 #pragma unroll 1
-    for (int k0 = 0; k0 < c0; k0 += kDepth) {
-      if (k0 + kDepth < c0) {
-        start(k0 + kDepth);
-        __pipeline_wait_prior(1);
-      } else {
-        __pipeline_wait_prior(0);
-      }
-      __syncthreads();
-      const T* rows = scratch + k0 / kDepth % 2 * kChunkElements;
-      const T* columns = diagonal ? rows : rows + kRows * kChunkRow;
-      subtract_product(acc, rows, kChunkRow, kRows, columns, kChunkRow, kColumns, kDepth);
-      __syncthreads();
-    }
-  }
-
-  // Writes a finished tile, and zeros in the triangle that carries no data.
-  static __device__ __forceinline__ void store_tile(T* l, const T* tile, int n, int r0, int c0,
-                                                    bool upper) {
-    const int rows = min(kRows, n - r0), columns = min(kColumns, n - c0);
-    if (!upper) {
-      for (int e = threadIdx.x; e < rows * kColumns; e += kThreads) {
-        const int r = e / kColumns, c = e % kColumns;
-        if (c >= columns) continue;
-        l[static_cast<int64_t>(r0 + r) * n + c0 + c] =
-            c0 + c <= r0 + r ? tile[r * kTileRow + c] : T(0);
-      }
-      if (r0 == c0) {
-        for (int r = c0; r < c0 + columns; ++r) {
-          for (int c = c0 + columns + threadIdx.x; c < n; c += kThreads) {
-            l[static_cast<int64_t>(r) * n + c] = T(0);
-          }
+      for (int e = lane(); e < kWarpRows * columns; e += 32) {
+        const int r = e % kWarpRows, c = e / kWarpRows;
+        if (r < rows) {
+          l[(c0 + c) * n + top + r] = c > r + below ? T(0) : finished[r * kFinishedRow + c];
         }
       }
     } else {
-      for (int e = threadIdx.x; e < kRows * columns; e += kThreads) {
-        const int r = e % kRows, c = e / kRows;
-        if (r >= rows) continue;
-        l[static_cast<int64_t>(c0 + c) * n + r0 + r] =
-            c0 + c <= r0 + r ? tile[r * kTileRow + c] : T(0);
-      }
-      if (r0 == c0) {
-        for (int r = c0; r < c0 + columns; ++r) {
-          for (int c = threadIdx.x; c < c0; c += kThreads) {
-            l[static_cast<int64_t>(r) * n + c] = T(0);
+      constexpr int kLanes = kColumns / kPiece < 32 ? kColumns / kPiece : 32;  // of a row
+#pragma unroll
+      for (int first = 0; first < kColumns; first += kLanes * kPiece) {
+        const int c = first + lane() % kLanes * kPiece;
+        if (c >= columns) continue;
+        int r = lane() / kLanes;
+        T* to = l + (top + r) * n + c0 + c;
+        const T* from = finished + r * kFinishedRow + c;
+        constexpr int kStep = 32 / kLanes;
+#pragma unroll 4
+        for (; r < rows; r += kStep, to += kStep * n, from += kStep * kFinishedRow) {
+          Piece piece = *reinterpret_cast<const Piece*>(from);
+          if (r0 == c0) {
+#pragma unroll
+            for (int z = 0; z < kPiece; ++z) {
+              if (c + z > r + below) reinterpret_cast<T*>(&piece)[z] = T(0);
+            }
           }
+          *reinterpret_cast<Piece*>(to) = piece;
         }
       }
     }
   }
 
-  // Factors the n x n matrix at `a`; `l` is the output (kResident: unused, the factor stays in
-  // `shared` at stride resident_row(n), and inverse[k] = 1 / l_kk). Returns info, in every thread.
-  static __device__ __forceinline__ int factor(const T* a, T* l, T* shared, Real<T>* inverse,
-                                               int* shared_info, int n, bool upper,
+  // Zeros right of the diagonal block at c0 (in U: left of it, in the same rows).
+  static __device__ __forceinline__ void clear_beside(T* l, int n, int c0) {
+    const int first = kUpper ? 0 : c0 + kColumns, width = kUpper ? c0 : n - first;
+#pragma unroll 1
+    for (int r = c0 + warp(); r < min(n, c0 + kColumns); r += kWarps) {
+      for (int c = lane() * kPiece; c < width; c += 32 * kPiece) {
+        *reinterpret_cast<Piece*>(l + r * n + first + c) = Piece{};
+      }
+    }
+  }
+
+  // Factors the 8x8 block in `tile` in place, by one warp: lanes 0..7 hold its rows, and lanes
+  // 8..15 rows of the identity below it, which the same steps turn into those of L_pp^-H.
+  // minus_inverse gets -L_pp^-1. Returns the number of the first failed pivot, 1..8, or 0.
+  static __device__ __forceinline__ int factor_diagonal(T* tile, T* minus_inverse) {
+    using Block = Panel<T, 1, 1>;
+    const int r = lane();
+    const auto load = [&](T(&x)[1][8]) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) x[0][k] = r < 8 ? tile[r * kTileRow + k] : T(r - 8 == k);
+    };
+    T x[1][8], none[1];
+    Real<T> inverse;
+    load(x);
+    Real<T> root = Block::template factor<false>(x, none, 0, 8, r, inverse);
+    if (__any_sync(kFullWarp, !plain_root(root))) {  // rare: tiny, infinite or failed pivots
+      load(x);
+      root = Block::template factor<false, true>(x, none, 0, 8, r, inverse);
+    }
+    __syncwarp();
+    if (r < 8) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) tile[r * kTileRow + k] = x[0][k];
+    } else if (r < 16) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) minus_inverse[k * kTileRow + r - 8] = -conj(x[0][k]);
+    }
+    return __ffs(__ballot_sync(kFullWarp, is_nan(root)));
+  }
+
+  // Factors the n x n matrix at `a` into `l`. Returns info, in every thread.
+  static __device__ __forceinline__ int factor(const T* a, T* l, T* shared, int n,
                                                bool symmetrize) {
-    const TriangleView<const T> input(a, n, upper);
-    const TriangleView<T> output(l, n, upper);
-    const int lane = threadIdx.x % 32;
-    const int stride = kResident ? resident_row(n) : kTileRow;
-    T* scratch = shared + kTileElements;
-    int info = 0;  // kept by warp 0
+    T* const lower = shared + kWorkElements;          // tiles L_pp, L_(p+1)p, ... of each panel p
+    T* const inverses = lower + kLowerTiles * kTile;  // -L_pp^-1
+    int* const info = reinterpret_cast<int*>(shared + kElements);
+    const int top_tile = kRowTiles * warp();  // of this warp, counted from the tile's top
+    T* const finished = shared + kWarpRows * warp() * kFinishedRow;
+    if (threadIdx.x == 0) *info = 0;
+
 #pragma unroll 1
     for (int c0 = 0; c0 < n; c0 += kColumns) {
-      Real<T>* inverse_here = kResident ? inverse + c0 : inverse;
       const int panels = ceil_div(min(kColumns, n - c0), 8);
 #pragma unroll 1
       for (int r0 = c0; r0 < n; r0 += kRows) {
         const bool diagonal = r0 == c0;
-        const int rows = min(kRows, n - r0);
+        const bool active = r0 + kWarpRows * warp() < n;
+        // Column tiles that this warp's rows reach.
+        const int last = !active ? 0 : diagonal ? min(panels, top_tile + kRowTiles) : panels;
+        const auto start = [&](int k0) {
+          T* chunk = shared + k0 / kDepth % 2 * kChunkElements;
+          start_copy(chunk, l, n, r0, min(kRows, round_up(n - r0, kWarpRows)), k0);
+          if (!diagonal) start_copy(chunk + kRows * kChunkRow, l, n, c0, kColumns, k0);
+          commit_copies();
+        };
+        if (c0 > 0) start(0);
         Accumulator acc;
-        load_tile(acc, input, n, r0, c0, upper, symmetrize);
-        T* tile;
-        const T* top;  // of the block column: its diagonal tile
-        if constexpr (kResident) {
-          tile = shared + r0 * stride + c0;
-          top = shared + c0 * stride + c0;
-          if (c0 > 0) {
-            subtract_product(acc, shared + r0 * stride, stride, rows, shared + c0 * stride, stride,
-                             n - c0, c0);
-          }
-        } else {
-          tile = diagonal ? shared : scratch;
-          top = shared;
-          if (c0 > 0) subtract_left(acc, scratch, output, n, r0, c0, upper);
-        }
+        if (active) load_tile(acc, a, n, r0, c0, symmetrize);
 #pragma unroll 1
-        for (int p = 0; p < panels; ++p) {
-          // Panel p of acc -> tile.
+        for (int k0 = 0; k0 < c0; k0 += kDepth) {
+          wait_for_copies<0>();
+          __syncthreads();
+          if (k0 + kDepth < c0) start(k0 + kDepth);
+          if (!active) continue;
+          const T* chunk = shared + k0 / kDepth % 2 * kChunkElements;
+          const T* columns = diagonal ? chunk : chunk + kRows * kChunkRow;
+#pragma unroll(kTensor ? 2 : 1)
+          for (int k = 0; k < kDepth; k += kStep) {
+            Left left;
+            load_left(left, chunk + kWarpRows * warp() * kChunkRow + k, kChunkRow);
 #pragma unroll
-          for (int j = 0; j < kMicroColumns; ++j) {
-            if (j != p) continue;
+            for (int first = 0; first < kColumnTiles; first += kRowTiles) {
+              if (first >= last) continue;
 #pragma unroll
-            for (int i = 0; i < kMicroRows; ++i) {
-              const int r = row_thread() + kRowThreads * i;
-              if (!kResident || r < rows) tile[r * stride + 8 * p + column_thread()] = acc[i][j];
+              for (int j = first; j < first + kRowTiles; ++j) {
+                subtract(acc[j], acc[j], left, columns + 8 * j * kChunkRow + k, kChunkRow);
+              }
             }
           }
-          __syncthreads();
-          if (diagonal) {
-            if (threadIdx.x < 32) {
-              using Block = Panel<T, 1, 1>;
-              T x[1][8], none[1];
-              T* own = tile + min(8 * p + lane % 8, rows - 1) * stride + 8 * p;
+        }
+        if (c0 > 0) __syncthreads();  // `finished` is where the chunks were
+        if constexpr (kPrefetch && !kUpper) {
+          const bool more = r0 + kRows < n;
+          prefetch_tile(a, n, more ? r0 + kRows : c0 + kColumns, more ? c0 : c0 + kColumns);
+        }
+        T* column = lower;  // the tiles of panel p
+#pragma unroll 1
+        for (int p = -1;; ++p) {
+          // acc[j] is column tile p + j: panel p is always the first.
+          const int row_tile = p - top_tile;  // of this warp, that of L_pp in the diagonal tile
+          TileColumn x;
+          if (p >= 0) {
+            if (diagonal) __syncthreads();
+            if (p < last) {
+              if constexpr (!kTensor) {
+                store_pairs(finished + 8 * p, acc[0]);
+                __syncwarp();
+              }
 #pragma unroll
-              for (int k = 0; k < 8; ++k) x[0][k] = own[k];
+              for (int i = 0; i < kRowTiles; ++i) x[i][0] = x[i][1] = T(0);
+              for_each_left(acc[0], finished + 8 * p, [&](const Left& left, int k) {
+                subtract(x, x, left, inverses + p * kTile + k, kTileRow);
+              });
+              if (diagonal) {
+#pragma unroll
+                for (int i = 0; i < kRowTiles; ++i) {
+                  if (i == row_tile) {
+                    const auto pair = *reinterpret_cast<const Pair<T>*>(column + tile_pair());
+                    x[i][0] = pair.a;
+                    x[i][1] = pair.b;
+                  } else if (i > row_tile && top_tile + i < panels) {
+                    store_pair(column + (i - row_tile) * kTile + tile_pair(), x[i]);
+                  }
+                }
+              }
               __syncwarp();
-              Real<T> own_inverse = 1;
-              const Real<T> root = Block::template factor<false, true>(x, none, 0, n - c0 - 8 * p,
-                                                                       lane, own_inverse);
-              const unsigned failed = __ballot_sync(kFullWarp, is_nan(root));
-              if (info == 0 && failed != 0) info = c0 + 8 * p + __ffs(failed);
-              if (lane < 8 && 8 * p + lane < rows) {
-#pragma unroll
-                for (int k = 0; k < 8; ++k) own[k] = x[0][k];
-                if (c0 + 8 * p + lane < n) inverse_here[8 * p + lane] = own_inverse;
-              }
+              store_pairs(finished + 8 * p, x);
             }
-            __syncthreads();
-          }
-          // x L_pp^H = row, a thread per row: x_k /= l_kk; x_j -= x_k conj(l_jk).
-          const int r = threadIdx.x;
-          if (r < rows && (!diagonal || r >= 8 * p + 8)) {
-            T x[8];
-            T* own = tile + r * stride + 8 * p;
-#pragma unroll
-            for (int k = 0; k < 8; ++k) x[k] = own[k];
-            const T* block = top + 8 * p * stride + 8 * p;
-            const int steps = n - c0 - 8 * p;
-#pragma unroll
-            for (int k = 0; k < 8; ++k) {
-              if (k >= steps) continue;
-              x[k] = scale(x[k], inverse_here[8 * p + k]);
-#pragma unroll
-              for (int j = k + 1; j < 8; ++j) {
-                if (j < steps) x[j] = sub_mul_conj(x[j], x[k], block[j * stride + k]);
-              }
+            if (p + 1 == panels) break;
+            if (diagonal) {
+              __syncthreads();
+            } else {
+              __syncwarp();
             }
+            if (p + 1 < last) {
+              for_each_left(x, finished + 8 * p, [&](const Left& left, int k) {
+                subtract(acc[0], acc[k == 0 ? 1 : 0], left, column + kTile + k, kTileRow);
+              });
+            }
+          }
+          T* const next = p < 0 ? lower : column + (kColumnTiles - p) * kTile;
+          if (diagonal && row_tile + 1 >= 0 && row_tile + 1 < kRowTiles) {
 #pragma unroll
-            for (int k = 0; k < 8; ++k) own[k] = x[k];
+            for (int i = 0; i < kRowTiles; ++i) {
+              if (i == row_tile + 1) store_pair(next + tile_pair(), acc[0][i]);
+            }
+            __syncwarp();
+            const int failed = factor_diagonal(next, inverses + (p + 1) * kTile);
+            if (failed != 0 && lane() == 0 && *info == 0) *info = c0 + 8 * (p + 1) + failed;
           }
-          __syncthreads();
-          if (p + 1 < panels) {
-            subtract_product(acc, tile + 8 * p, stride, rows, top + 8 * p, stride,
-                             min(kColumns, n - c0), 8);
+          if (p >= 0 && p + 2 < last) {
+            for_each_left(x, finished + 8 * p, [&](const Left& left, int k) {
+#pragma unroll
+              for (int j = 2; j < kColumnTiles; ++j) {
+                if (p + j < last) {
+                  subtract(acc[j - 1], acc[k == 0 ? j : j - 1], left, column + j * kTile + k,
+                           kTileRow);
+                }
+              }
+            });
           }
+          column = next;
         }
-        if constexpr (!kResident) {
-          store_tile(l, tile, n, r0, c0, upper);
-          __syncthreads();
-        }
+        __syncwarp();
+        if (active) store_tile(l, finished, n, r0, c0);
+        __syncthreads();
       }
+      clear_beside(l, n, c0);
     }
-    if (threadIdx.x == 0) *shared_info = info;
-    __syncthreads();
-    return *shared_info;
+    return *info;
   }
 };
 

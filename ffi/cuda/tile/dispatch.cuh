@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "ffi/cuda/tiers.h"
+#include "ffi/cuda/tile/launch.cuh"
 
 namespace jax_batched::cuda {
 
@@ -32,6 +33,24 @@ cudaError_t with_tier(int64_t row, const Launcher& launcher) {
   } else {
     return cudaErrorInvalidValue;
   }
+}
+
+// Launches the kernel that serves a call on the current device, whose capability is filled in here:
+// the one named, else the one that the tables choose. If that one needs more shared memory than the
+// device has, the first of the others that fits.
+template <class T, class Launcher>
+cudaError_t launch_tier(Call call, std::string_view name, const Launcher& launcher) {
+  cudaError_t error = compute_capability(&call.capability);
+  if (error != cudaSuccess) return error;
+  const int64_t chosen = find_tier(Launcher::kTable, call, name);
+  error = with_tier<T>(chosen, launcher);
+  if (error != kDoesNotFit || !name.empty()) return error;
+  for (size_t row = 0; row < std::size(Launcher::kTable); ++row) {
+    if (static_cast<int64_t>(row) == chosen || !Launcher::kTable[row].serves(call)) continue;
+    error = with_tier<T>(static_cast<int64_t>(row), launcher);
+    if (error != kDoesNotFit) return error;
+  }
+  return error;
 }
 
 }  // namespace jax_batched::cuda

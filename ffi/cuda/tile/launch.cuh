@@ -11,20 +11,44 @@ namespace jax_batched::cuda {
 inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
 inline constexpr int kMaxDevices = 64;
 
-// Shared memory a block may have on the current device, after raising the kernel's attribute.
-inline cudaError_t shared_memory_limit(size_t* bytes) {
-  static std::atomic<int> known[kMaxDevices];
+// What a launch returns that asks for more shared memory than the device has.
+inline constexpr cudaError_t kDoesNotFit = cudaErrorLaunchOutOfResources;
+
+// An attribute of the current device; the driver is asked once per device.
+template <cudaDeviceAttr kAttribute>
+cudaError_t device_attribute(int* value) {
+  static std::atomic<int64_t> known[kMaxDevices];  // value + 1; 0 if not known
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  int limit = device < kMaxDevices ? known[device].load(std::memory_order_relaxed) : 0;
-  if (limit == 0) {
-    error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    if (error != cudaSuccess) return error;
-    if (device < kMaxDevices) known[device].store(limit, std::memory_order_relaxed);
+  const int64_t cached = device < kMaxDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (cached != 0) {
+    *value = static_cast<int>(cached - 1);
+    return cudaSuccess;
   }
+  error = cudaDeviceGetAttribute(value, kAttribute, device);
+  if (error == cudaSuccess && device < kMaxDevices) {
+    known[device].store(int64_t{*value} + 1, std::memory_order_relaxed);
+  }
+  return error;
+}
+
+// Shared memory a block may have on the current device, after raising the kernel's attribute.
+inline cudaError_t shared_memory_limit(size_t* bytes) {
+  int limit = 0;
+  const cudaError_t error = device_attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>(&limit);
   *bytes = static_cast<size_t>(limit);
-  return cudaSuccess;
+  return error;
+}
+
+// Compute capability of the current device: 90 for sm_90.
+inline cudaError_t compute_capability(int* capability) {
+  int major = 0;
+  int minor = 0;
+  cudaError_t error = device_attribute<cudaDevAttrComputeCapabilityMajor>(&major);
+  if (error == cudaSuccess) error = device_attribute<cudaDevAttrComputeCapabilityMinor>(&minor);
+  *capability = 10 * major + minor;
+  return error;
 }
 
 // Raises the dynamic shared memory limit of kKernel to `bytes` on the current device, once.
@@ -41,7 +65,7 @@ cudaError_t raise_shared_memory(size_t bytes) {
   size_t limit = 0;
   error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  if (bytes > limit) return cudaErrorInvalidValue;
+  if (bytes > limit) return kDoesNotFit;
   // Always the device's whole limit, so that two threads with different needs cannot undo each
   // other; what a launch gets is what it asks for.
   error = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -118,9 +118,12 @@ template <class T, int kSweeps>
 cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
                                 std::string_view kernel) {
   if (kernel.empty()) {
-    kernel = substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps);
+    int capability = 0;
+    cudaError_t error = compute_capability(&capability);
+    if (error != cudaSuccess) return error;
+    kernel = substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, capability);
     size_t limit = 0;
-    const cudaError_t error = shared_memory_limit(&limit);
+    error = shared_memory_limit(&limit);
     if (error != cudaSuccess) return error;
     if (kernel == "warp" && packed_bytes<T>(s.n) > limit) kernel = "block";
     if (kernel == "block" && block_substitution_bytes<T, 64>(s.n, 1) > limit) kernel = "columns";

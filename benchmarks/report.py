@@ -1,0 +1,227 @@
+"""Fill the tables and pictures of a document from a results file.
+
+`python -m benchmarks.report docs/performance.md benchmarks/results/DEVICE.jsonl` writes what a
+section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of
+SECTIONS below, and draws the pictures beside the results file. Rows are also taken from
+DEVICE_sizes.jsonl and DEVICE_energy.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import energy, sizes
+from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS
+from benchmarks.plot import DTYPES, TITLES, write_pictures, write_speed_up
+from benchmarks.results import Row, load, select
+from benchmarks.run import time_text
+from benchmarks.table import OURS, THEIRS, figure, markdown
+
+HEADLINE = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+BATCH = 10_000  # of the published measurements
+# What a copy reaches of the theoretical bandwidth: 2.96 of 3.35 TB/s on an H100.
+COPY_SHARE = 0.88
+NAMES = {OURS: "jax_batched", f"{OURS}:fast": 'jax_batched, "fast"', THEIRS: "stock JAX"}
+
+
+def beside(file: Path, suffix: str) -> Path:
+    """The results file of another program on the same device."""
+    return file.with_name(f"{file.stem}_{suffix}.jsonl")
+
+
+def usual(file: Path) -> list[Row]:
+    """The rows of large batches and one right-hand side."""
+    return select(load(file), 1, None, None)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A rate from the literature; bandwidth is the card's theoretical one."""
+
+    source: str
+    op: str
+    dtype: str
+    n: int
+    batch: int
+    card: str
+    gigabytes: float
+    gigaflops: float
+
+    def multiple(self) -> float:
+        """The time over that of a copy at the theoretical bandwidth, as x_floor."""
+        n = self.n
+        flops = n**3 / 3 + n**2 / 2 + n / 6 + (2 * n * n if self.op == "solve_pos" else 0)
+        moved = OPERATIONS[self.op].floor(n, 1) * np.dtype(self.dtype).itemsize
+        return (flops / self.gigaflops) / (moved / self.gigabytes)
+
+
+_KURZAK = "Kurzak, Anzt, Gates, Dongarra 2016"
+_HAIDAR = "Haidar, Dong, Luszczek, Tomov, Dongarra 2015"
+_K40C = ("Tesla K40c", 288)
+PUBLISHED = (
+    Published(f"{_KURZAK}, fast-math", "cholesky", "float32", 96, 10_000, *_K40C, 257),
+    Published(f"{_KURZAK}, IEEE", "cholesky", "float32", 96, 10_000, *_K40C, 200),
+    Published(f"{_KURZAK}, IEEE", "cholesky", "float32", 95, 10_000, *_K40C, 185),
+    Published(f"{_KURZAK}, peak", "solve_pos", "float32", 96, 10_000, *_K40C, 120),
+    Published(_HAIDAR, "cholesky", "float64", 512, 2_000, *_K40C, 200),
+)
+
+
+def published(file: Path, document: Path) -> Iterator[str]:
+    """Rates from the literature as multiples of their card's copy, ours beside them."""
+    ours = {(r["op"], r["dtype"], r["n"]): r for r in usual(file) if r["impl"] == OURS}
+    yield (
+        "| source | operation | n | batch | card, GB/s | Gflop/s | multiple "
+        f"| at {COPY_SHARE:.0%} of GB/s | x_floor here |"
+    )
+    yield "|---|---|---:|---:|---|---:|---:|---:|---:|"
+    for p in PUBLISHED:
+        row = ours.get((p.op, p.dtype, p.n))
+        yield (
+            f"| {p.source} | {p.op} {p.dtype} | {p.n} | {p.batch:,} | {p.card}, {p.gigabytes:g} "
+            f"| {p.gigaflops:g} | {p.multiple():.1f} | {COPY_SHARE * p.multiple():.1f} "
+            f"| {figure(row['x_floor']) if row else '-'} |"
+        )
+
+
+def measured(file: Path, document: Path) -> Iterator[str]:
+    """What was measured on what and when."""
+    rows = load(file)
+
+    def values(key: str) -> str:
+        return ", ".join(sorted({str(row[key]) for row in rows}))
+
+    versions = f"jax {values('jax')}; jax_batched {values('jax_batched')}"
+    yield f"{values('device')}; {versions}; {values('date')}."
+
+
+def pictures(file: Path, document: Path) -> Iterator[str]:
+    """The picture of each operation, and that of the speed-up."""
+
+    def link(title: str, path: Path) -> str:
+        return f"![{title}]({os.path.relpath(path, document.parent)})\n"
+
+    for path in write_pictures(file, USUAL_OPERATIONS, 1, None, None, file.parent):
+        op = path.stem.removeprefix(f"{file.stem}_")
+        yield link(f"{TITLES[op]}: time over that of a copy", path)
+    yield link("Speed-up over stock JAX", write_speed_up(file, file.parent))
+
+
+def x_floor(file: Path, document: Path) -> Iterator[str]:
+    """x_floor of the headline sizes, ours and stock JAX's."""
+    yield from markdown(
+        [row for row in usual(file) if row["n"] in HEADLINE and row["op"] in USUAL_OPERATIONS]
+    )
+
+
+def batch_10000(file: Path, document: Path) -> Iterator[str]:
+    """Time per call at batch 10,000."""
+    rows = [row for row in load(file) if row["batch"] == BATCH and row["nrhs"] in (0, 1)]
+    yield from times(rows, "n", sorted({row["n"] for row in rows}))
+
+
+def small_batches(file: Path, document: Path) -> Iterator[str]:
+    """How many times faster than stock JAX, for batches of at most a few matrices per core."""
+    rows = [row for row in load(file) if row["batch"] <= 132 and row["nrhs"] in (0, 1)]
+    batches = sorted({row["batch"] for row in rows})
+    found = {(r["op"], r["dtype"], r["n"], r["batch"], r["impl"]): r["ms"] for r in rows}
+    yield "| operation | dtype | n | " + " | ".join(f"batch {b}" for b in batches) + " |"
+    yield "|---|---|---:|" + "---:|" * len(batches)
+    for op, dtype, n in dict.fromkeys(key[:3] for key in sorted(found)):
+        pairs = [[found.get((op, dtype, n, b, impl)) for impl in (THEIRS, OURS)] for b in batches]
+        cells = [f"{theirs / ours:.2f}x" if theirs and ours else "-" for theirs, ours in pairs]
+        yield f"| {op} | {dtype} | {n} | {' | '.join(cells)} |"
+
+
+def gradients(file: Path, document: Path) -> Iterator[str]:
+    """Time of gradients, and the speed-up."""
+    rows = [row for row in usual(file) if row["op"].startswith("grad_")]
+    yield from times(rows, "n", sorted({row["n"] for row in rows}))
+
+
+def odd_sizes(file: Path, document: Path) -> Iterator[str]:
+    """Sizes that are not multiples of 8 beside the next multiple."""
+    yield from sizes.markdown(load(beside(file, "sizes")))
+
+
+def joules(file: Path, document: Path) -> Iterator[str]:
+    """Energy per matrix."""
+    yield from energy.markdown(load(beside(file, "energy")))
+
+
+def times(rows: Sequence[Row], label: str, columns: Sequence[int]) -> Iterator[str]:
+    """A table of times, and of stock JAX's over ours."""
+    yield "| operation | dtype | | " + " | ".join(f"{label} = {c}" for c in columns) + " |"
+    yield "|---|---|---|" + "---:|" * len(columns)
+    found = {(row["op"], row["dtype"], row["n"], row["impl"]): row["ms"] for row in rows}
+    for op in dict.fromkeys(row["op"] for row in rows):
+        for dtype in DTYPES:
+            lines = {
+                name: [found.get((op, dtype, c, impl)) for c in columns]
+                for impl, name in NAMES.items()
+            }
+            head = f"| {op} | {dtype} |"
+            for name, cells in lines.items():
+                if any(cells):
+                    texts = [time_text(ms) if ms else "-" for ms in cells]
+                    yield f"{head} {name} | {' | '.join(texts)} |"
+                    head = "| | |"
+            pairs = list(zip(lines[NAMES[OURS]], lines[NAMES[THEIRS]], strict=True))
+            if any(a and b for a, b in pairs):
+                texts = [f"**{figure(b / a)}x**" if a and b else "-" for a, b in pairs]
+                yield f"{head} speed-up | {' | '.join(texts)} |"
+
+
+SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
+    "measured": measured,
+    "pictures": pictures,
+    "x_floor": x_floor,
+    "batch_10000": batch_10000,
+    "small_batches": small_batches,
+    "gradients": gradients,
+    "odd_sizes": odd_sizes,
+    "energy": joules,
+    "published": published,
+}
+
+
+def fill(document: Path, file: Path) -> None:
+    """Rewrite the sections of a document."""
+
+    def section(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in SECTIONS:
+            raise SystemExit(f"{document}: no section {name}; there are {', '.join(SECTIONS)}")
+        made = list(SECTIONS[name](file, document))
+        table = bool(made) and made[0].startswith("|")
+        lines = "Not measured." if table and len(made) == 2 else "\n".join(made).strip()
+        return f"<!-- begin {name} -->\n{lines}\n<!-- end {name} -->"
+
+    pattern = r"<!-- begin (?P<name>\w+) -->\n.*?<!-- end (?P=name) -->"
+    document.write_text(re.sub(pattern, section, document.read_text(), flags=re.DOTALL))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fill one document from one device's results."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("document", type=Path, help="a Markdown file")
+    parser.add_argument("file", type=Path, help="a results file")
+    options = parser.parse_args(arguments)
+    if not options.file.exists():
+        parser.error(f"{options.file} does not exist")
+    fill(options.document, options.file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,567 @@
+"""``python -m jax_batched.tune``: measures the compiled CUDA kernels on this machine's GPU.
+
+For each operation, dtype, size and number of right-hand sides, every kernel that can serve the call
+is checked and then timed beside the others. What is fastest goes into the table that the next build
+uses, ``ffi/cuda/tuned_tiers.h``. The candidates are the rows of the tables in ``ffi/cuda``.
+"""
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_batched as jb
+from jax_batched import _ffi
+
+Array = np.ndarray[Any, Any]
+
+DTYPES = ("float32", "float64", "complex64", "complex128")
+# Number of right-hand sides that is measured, and the largest number that it stands for.
+NRHS_CLASSES: dict[int, int | None] = {1: 1, 4: 8, 16: 32, 64: None}
+SIZES = sorted({*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(160, 513, 32)})
+LARGE_N = 192  # from here on 512 MiB are one wave of blocks or less
+
+MAX_RATIO = 30.0  # LAPACK's threshold for its test ratios
+DISTINCT = 64  # matrices with values of their own; the batch repeats them
+ROUNDS = 5
+ROUND_S = 0.01
+NOISE = 1.02  # a kernel replaces another if it is faster than this many times
+
+TABLE = Path("ffi/cuda/tuned_tiers.h")
+
+
+# The table.
+
+
+class Kind(NamedTuple):
+    """The calls that are measured together: a block of the table."""
+
+    capability: int
+    operation: str
+    fast: bool
+    dtype: str
+
+    def __str__(self) -> str:
+        fast = ' accuracy="fast"' if self.fast else ""
+        return f"sm_{self.capability} {self.operation} {self.dtype}{fast}"
+
+
+class Block(NamedTuple):
+    """The kernels that serve one kind of call.
+
+    Attributes:
+      note: what it was measured on.
+      kernels: for each largest number of right-hand sides (None: any), the kernel of each n.
+    """
+
+    note: str
+    kernels: Mapping[int | None, Mapping[int, str]]
+
+
+Table = dict[Kind, Block]
+
+_HEAD = """\
+// Written by `python -m jax_batched.tune --write`; do not edit. tuning.h says what it means.
+#pragma once
+
+#include "ffi/cuda/tuning.h"
+
+namespace jax_batched::cuda {
+
+"""
+_FOOT = """
+}  // namespace jax_batched::cuda
+"""
+_NOTE = re.compile(r"^ *// sm_\d+ .*?: (?P<note>.*)$")
+_ROW = re.compile(
+    r'^ *\{(?P<capability>\d+), "(?P<operation>\w+)", (?P<fast>true|false), '
+    r"DType::k(?P<dtype>\w+), (?P<nrhs>\w+), (?P<min_n>\d+), (?P<max_n>\d+), "
+    r'"(?P<kernel>[\w.]+)"\},$'
+)
+
+
+def read_table(text: str) -> Table:
+    """The table in the text of tuned_tiers.h."""
+    table: Table = {}
+    note = ""
+    for line in text.splitlines():
+        if found := _NOTE.match(line):
+            note = found["note"]
+        elif found := _ROW.match(line):
+            kind = Kind(
+                int(found["capability"]),
+                found["operation"],
+                found["fast"] == "true",
+                found["dtype"].lower(),
+            )
+            nrhs = None if found["nrhs"] == "kAny" else int(found["nrhs"])
+            kernels: Any = table.setdefault(kind, Block(note, {})).kernels
+            sizes = range(int(found["min_n"]), int(found["max_n"]) + 1)
+            kernels.setdefault(nrhs, {}).update(dict.fromkeys(sizes, found["kernel"]))
+        elif line.lstrip().startswith("{"):
+            raise ValueError(f"{TABLE}: cannot read {line!r}")
+    return table
+
+
+def ranges(kernels: Mapping[int, str]) -> Iterator[tuple[int, int, str]]:
+    """(smallest n, largest n, kernel) of each run of neighbouring sizes with one kernel."""
+    run: tuple[int, int, str] | None = None
+    for n, kernel in sorted(kernels.items()):
+        if run is not None and (n, kernel) == (run[1] + 1, run[2]):
+            run = (run[0], n, kernel)
+            continue
+        if run is not None:
+            yield run
+        run = (n, n, kernel)
+    if run is not None:
+        yield run
+
+
+def write_table(table: Table) -> str:
+    """The text of tuned_tiers.h."""
+    lines = []
+    rows = 0
+    for kind, block in sorted(table.items()):
+        lines.append(f"    // {kind}: {block.note}")
+        dtype = kind.dtype.capitalize()
+        for nrhs in sorted(block.kernels, key=lambda k: (k is None, k)):
+            limit = "kAny" if nrhs is None else nrhs
+            for low, high, kernel in ranges(block.kernels[nrhs]):
+                rows += 1
+                lines.append(
+                    f'    {{{kind.capability}, "{kind.operation}", {str(kind.fast).lower()}, '
+                    f'DType::k{dtype}, {limit}, {low}, {high}, "{kernel}"}},'
+                )
+    name = f"inline constexpr std::array<TunedTier, {rows}> kTunedTiers ="
+    body = "\n".join(["{{", *lines, "}};"]) if lines else "{};"
+    return f"{_HEAD}{name} {body}\n{_FOOT}"
+
+
+def merge(table: Table, kind: Kind, block: Block) -> None:
+    """Puts new measurements into a table; sizes that were not measured again stay."""
+    before = table.get(kind, block).kernels
+    limits = {**before, **block.kernels}
+    kernels = {limit: {**before.get(limit, {}), **block.kernels.get(limit, {})} for limit in limits}
+    table[kind] = Block(block.note, kernels)
+
+
+# The choice.
+
+
+def pick(times: Mapping[str, float], preferred: Sequence[str]) -> str:
+    """The fastest kernel, or the first of the preferred ones that is as fast within the noise."""
+    best = min(times.values())
+    for kernel in preferred:
+        if times.get(kernel, float("inf")) <= NOISE * best:
+            return kernel
+    return min(times, key=lambda kernel: times[kernel])
+
+
+def candidates(kind: Kind, n: int, tiers: Sequence[_ffi.Tier]) -> list[str]:
+    """The kernels that can serve a call."""
+    return [
+        tier.kernel
+        for tier in tiers
+        if (tier.operation, tier.dtype) == (kind.operation, kind.dtype)
+        and tier.min_n <= n <= tier.max_n
+        and tier.capability <= kind.capability
+        and (kind.fast or not tier.fast)
+    ]
+
+
+def measured_sizes(kind: Kind, wanted: Sequence[int], tiers: Sequence[_ffi.Tier]) -> list[int]:
+    """The wanted sizes that some kernel serves."""
+    largest = _ffi.max_n(kind.operation, kind.dtype)
+    return [n for n in wanted if n <= largest and candidates(kind, n, tiers)]
+
+
+def default_sizes(kind: Kind, tiers: Sequence[_ffi.Tier]) -> list[int]:
+    """Sizes such that between two neighbours the same kernels can serve."""
+    mine = [t for t in tiers if (t.operation, t.dtype) == (kind.operation, kind.dtype)]
+    borders = {n for tier in mine for n in (tier.min_n - 1, tier.max_n)} - {0}
+    return measured_sizes(kind, sorted({*SIZES, *borders}), tiers)
+
+
+def spread(kind: Kind, winners: Mapping[int, str], tiers: Sequence[_ffi.Tier]) -> dict[int, str]:
+    """The kernel of each n: a size that was not measured takes that of the next one above.
+
+    Kernels work in tiles, so a size costs about what the next full tile does.
+    """
+    kernels = {}
+    below = None
+    for n, kernel in sorted(winners.items()):
+        for size in range(n if below is None else below + 1, n + 1):
+            if kernel in candidates(kind, size, tiers):
+                kernels[size] = kernel
+        below = n
+    return kernels
+
+
+# The measurement.
+
+
+def compute_capability() -> int:
+    """That of JAX's default GPU: 90 for sm_90."""
+    major, minor = str(jax.devices()[0].compute_capability).split(".")
+    return 10 * int(major) + int(minor)
+
+
+def _normal(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    x = rng.standard_normal(shape)
+    return x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x
+
+
+def _positive_definite(rng: np.random.Generator, dtype: str, count: int, n: int) -> Array:
+    """Definite matrices, every second one graded: its rows fall by up to 10^-3."""
+    g = _normal(rng, dtype, (count, n, n)) / np.sqrt(n)
+    a = g @ np.conj(np.swapaxes(g, -1, -2)) + 0.1 * np.eye(n)
+    scale = np.where(np.arange(count) % 2, 1e-3, 1.0)[:, None] ** np.linspace(0, 1, n)
+    return np.asarray(a * scale[:, :, None] * scale[:, None, :])
+
+
+def _triangular(rng: np.random.Generator, dtype: str, count: int, n: int) -> Array:
+    """Lower triangular matrices with a condition number of about 10."""
+    g = _normal(rng, dtype, (count, n, n))
+    return np.tril(g, -1) / n + np.eye(n) * rng.uniform(1, 2, (count, n, 1))
+
+
+def _factor_ratio(eps: float, a: Array, factor: Array) -> Array:
+    product = factor @ np.conj(np.swapaxes(factor, -1, -2))
+    return np.asarray(_norm(a - product) / (a.shape[-1] * eps * _norm(a)))
+
+
+def _solve_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:
+    return np.asarray(_norm(b - a @ x) / (a.shape[-1] * eps * _norm(a) * _norm(x)))
+
+
+def _factored_ratio(eps: float, factor: Array, b: Array, x: Array) -> Array:
+    return _solve_ratio(eps, factor @ np.conj(np.swapaxes(factor, -1, -2)), b, x)
+
+
+def _norm(x: Array) -> Array:
+    return np.asarray(np.linalg.norm(x, ord=1, axis=(-2, -1)))
+
+
+class Recipe(NamedTuple):
+    """How an operation is called and checked.
+
+    Attributes:
+      make: the matrices of operand a.
+      solves: there is an operand b.
+      call: the operation, given its accuracy.
+      ratio: LAPACK's test ratio of each matrix, from eps, the operands and the result.
+    """
+
+    make: Callable[[np.random.Generator, str, int, int], Array]
+    solves: bool
+    call: Callable[[str], Callable[..., jax.Array]]
+    ratio: Callable[..., Array]
+
+
+RECIPES = {
+    "cholesky": Recipe(
+        _positive_definite,
+        False,
+        lambda accuracy: lambda a: jb.cholesky(a, symmetrize_input=False, accuracy=accuracy),
+        _factor_ratio,
+    ),
+    "solve_pos": Recipe(
+        _positive_definite,
+        True,
+        lambda accuracy: lambda a, b: jb.solve(a, b, assume_a="pos", lower=True, accuracy=accuracy),
+        _solve_ratio,
+    ),
+    "triangular_solve": Recipe(
+        _triangular,
+        True,
+        lambda accuracy: lambda a, b: jb.triangular_solve(a, b, left_side=True, lower=True),
+        _solve_ratio,
+    ),
+    "cho_solve": Recipe(
+        _triangular,
+        True,
+        lambda accuracy: lambda c, b: jb.cho_solve((c, True), b),
+        _factored_ratio,
+    ),
+}
+
+
+def nrhs_classes(operation: str) -> dict[int, int | None]:
+    """Numbers of right-hand sides to measure; the choice for solve_pos depends on n alone."""
+    return NRHS_CLASSES if operation in ("triangular_solve", "cho_solve") else {1: None}
+
+
+def plan(kind: Kind, sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """(nrhs, n) of each measurement."""
+    return list(itertools.product(nrhs_classes(kind.operation), sizes))
+
+
+@jax.jit
+def _repeats(x: jax.Array) -> jax.Array:
+    """Whether each group of DISTINCT results is the first one, bit for bit."""
+    return (x.reshape(-1, min(DISTINCT, x.shape[0]), *x.shape[1:]) == x[:DISTINCT]).all()
+
+
+class WrongResultError(Exception):
+    """A kernel's result fails its check."""
+
+
+class Point:
+    """One call with its operands on the device."""
+
+    def __init__(self, kind: Kind, n: int, nrhs: int, mebibytes: float):
+        self.kind, self.n, self.recipe = kind, n, RECIPES[kind.operation]
+        entries = n * max(n, nrhs) * np.dtype(kind.dtype).itemsize
+        batch = max(1, int(mebibytes * 2**20) // entries)
+        distinct = min(DISTINCT, batch)
+        rng = np.random.default_rng(n)
+        operands = [self.recipe.make(rng, kind.dtype, distinct, n)]
+        if self.recipe.solves:
+            operands.append(_normal(rng, kind.dtype, (distinct, n, nrhs)))
+        self.known = [x.astype(kind.dtype) for x in operands]
+        repeat = jax.jit(lambda x: jnp.tile(x, (batch // distinct, 1, 1)))
+        self.operands = [repeat(x) for x in self.known]
+
+    def program(self, kernel: str) -> Callable[[], jax.Array]:
+        """The call with a kernel, compiled and checked."""
+        call = self.recipe.call("fast" if self.kind.fast else "ieee")
+        with _ffi.force_kernel(kernel):
+            compiled = jax.jit(lambda *x: call(*x)).lower(*self.operands).compile()
+        result = jax.block_until_ready(compiled(*self.operands))
+        wide = np.promote_types(self.kind.dtype, np.float64)
+        known = [x.astype(wide) for x in (*self.known, np.asarray(result[:DISTINCT]))]
+        ratio = self.recipe.ratio(float(np.finfo(self.kind.dtype).eps), *known)
+        if not np.all(ratio <= MAX_RATIO):
+            raise WrongResultError(f"LAPACK's ratio is {np.max(ratio):.3g}")
+        if not _repeats(result):
+            raise WrongResultError("equal matrices have different results")
+        return lambda: compiled(*self.operands)
+
+
+def measure(programs: Mapping[str, Callable[[], jax.Array]]) -> dict[str, float]:
+    """Seconds per call of each program: they take turns, the median of several rounds."""
+
+    def seconds(run: Callable[[], jax.Array], calls: int) -> float:
+        start = perf_counter()
+        for _ in range(calls):
+            result = run()
+        jax.block_until_ready(result)
+        return perf_counter() - start
+
+    once = {name: min(seconds(run, 1) for _ in range(2)) for name, run in programs.items()}
+    calls = {name: 2 + int(ROUND_S / max(time, 1e-6)) for name, time in once.items()}
+    rounds = [
+        {name: seconds(run, calls[name]) / calls[name] for name, run in programs.items()}
+        for _ in range(ROUNDS)
+    ]
+    return {name: median(times[name] for times in rounds) for name in programs}
+
+
+def measure_point(
+    kind: Kind, n: int, nrhs: int, mebibytes: float, names: Sequence[str]
+) -> tuple[dict[str, float], list[str]]:
+    """Seconds of each of the named kernels that gives right results, and why others do not count.
+
+    A kernel may fail to run: it may need more shared memory than this GPU has.
+    """
+    point = Point(kind, n, nrhs, mebibytes)
+    programs, faults = {}, []
+    for name in names:
+        try:
+            programs[name] = point.program(name)
+        except (WrongResultError, jax.errors.JaxRuntimeError) as error:
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            faults.append(f"{kind} n={n} nrhs={nrhs}, {name} left out: {text}")
+    return measure(programs), faults
+
+
+# The program.
+
+
+@contextlib.contextmanager
+def progress(total: int) -> Iterator[Callable[[str], None]]:
+    """A function that shows one more step done: a bar with rich, else a line each 5 %."""
+    if importlib.util.find_spec("rich") is not None:
+        bars = importlib.import_module("rich.progress")
+        columns = (
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.description}"),
+        )
+        with bars.Progress(*columns) as bar:
+            task = bar.add_task("", total=total)
+            yield lambda text: bar.update(task, advance=1, description=text)
+        return
+    done = 0
+
+    def step(text: str) -> None:
+        nonlocal done
+        done += 1
+        if done * 20 // total != (done - 1) * 20 // total:
+            print(f"{done}/{total}  {text}", flush=True)
+
+    yield step
+
+
+def changes(
+    new: Mapping[int, str], old: Mapping[int, str], times: Mapping[int, Mapping[str, float]]
+) -> Iterator[str]:
+    """A line for each range of sizes that gets another kernel, with the gain where measured."""
+    pairs = {n: f"{old[n] or 'none'} -> {new[n]}" for n in new if new[n] != old[n]}
+    for low, high, pair in ranges(pairs):
+        gains = [
+            times[n][old[n]] / times[n][new[n]]
+            for n in range(low, high + 1)
+            if n in times and old[n] in times[n]
+        ]
+        sizes = f"n = {low}" if low == high else f"n = {low}..{high}"
+        gain = f", {min(gains):.2f} to {max(gains):.2f} times as fast" if gains else ""
+        yield f"{sizes}: {pair}{gain}"
+
+
+def tune(
+    kind: Kind, sizes: Sequence[int], mebibytes: float | None, step: Callable[[str], None]
+) -> tuple[Block, list[str], list[str]]:
+    """Measures one kind of call: its block of the table, what changed, and what went wrong."""
+    tiers = _ffi.cuda_tiers()
+    module = _ffi.native_module("cuda")
+    assert module is not None
+    kernels: dict[int | None, dict[int, str]] = {}
+    changed: list[str] = []
+    faults: list[str] = []
+    for nrhs, limit in nrhs_classes(kind.operation).items():
+
+        def in_use(n: int, nrhs: int = nrhs) -> str:
+            return str(
+                module.chosen_kernel(
+                    kind.operation, kind.dtype, n, nrhs, kind.fast, kind.capability
+                )
+            )
+
+        winners: dict[int, str] = {}
+        times: dict[int, dict[str, float]] = {}
+        last = ""
+        for n in sizes:
+            step(f"{kind} n={n} nrhs={nrhs}")
+            memory = mebibytes or (4096 if n >= LARGE_N else 512)
+            seconds, wrong = measure_point(kind, n, nrhs, memory, candidates(kind, n, tiers))
+            faults += wrong
+            if seconds:
+                times[n] = seconds
+                winners[n] = last = pick(seconds, (in_use(n), last))
+        kernels[limit] = spread(kind, winners, tiers)
+        old = {n: in_use(n) for n in kernels[limit]}
+        prefix = f"{kind}, {nrhs} right-hand sides, " if len(plan(kind, [1])) > 1 else f"{kind}, "
+        changed += [prefix + line for line in changes(kernels[limit], old, times)]
+    note = (
+        f"{jax.devices()[0].device_kind}, {datetime.now(UTC).date()}, "
+        f"{f'{mebibytes:g}' if mebibytes else f'512 (n >= {LARGE_N}: 4096)'} MiB of matrices"
+    )
+    return Block(note, kernels), changed, faults
+
+
+def _sizes(text: str) -> list[int]:
+    """Sizes from "4,8,16", "1:65" or "8:513:8" (Python's ranges), or a mix of them."""
+    found: list[int] = []
+    for part in text.split(","):
+        bounds = [int(bound) for bound in part.split(":")]
+        found += range(*bounds) if len(bounds) > 1 else bounds
+    return found
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m jax_batched.tune", description=__doc__)
+    add = parser.add_argument
+    add("--op", nargs="+", choices=RECIPES, default=list(RECIPES), help="operations (default: all)")
+    add("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES), help="dtypes (default: all)")
+    add("--n", nargs="+", type=_sizes, help="sizes: 4,8,16 or ranges as Python's, 8:513:8")
+    add(
+        "--mebibytes",
+        type=float,
+        help=f"memory of all matrices of a call (default: 512, from n = {LARGE_N} on 4096)",
+    )
+    add(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="TREE",
+        help=f"write {TABLE} of the source tree TREE (default: the current folder)",
+    )
+    options = parser.parse_args(arguments)
+    if options.n is not None:
+        options.n = sorted({n for part in options.n for n in part})
+        if not options.n or options.n[0] < 1:
+            parser.error("--n must be at least 1")
+    if options.write is not None and not (options.write / TABLE).exists():
+        parser.error(f"--write: {options.write / TABLE} does not exist; name the source tree")
+    return options
+
+
+def require_gpu() -> None:
+    """Ends the program with the reason if there is nothing to tune here."""
+    if jax.default_backend() != "gpu":
+        raise SystemExit(
+            f"jax_batched.tune needs a GPU, and JAX's default device here is a "
+            f"{jax.default_backend().upper()}"
+        )
+    if _ffi.native_module("cuda") is None:
+        raise SystemExit(f"jax_batched.tune: {_ffi.native_module_status('cuda')}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs; the exit status is 1 if a kernel was left out."""
+    options = _parse(arguments)
+    require_gpu()
+    jax.config.update("jax_enable_x64", True)
+    capability, tiers = compute_capability(), _ffi.cuda_tiers()
+    work: dict[Kind, list[int]] = {}
+    for operation, dtype in itertools.product(options.op, options.dtype):
+        mine = [t for t in tiers if (t.operation, t.dtype) == (operation, dtype)]
+        for fast in sorted({tier.fast for tier in mine} | {False}):
+            kind = Kind(capability, operation, fast, dtype)
+            work[kind] = (
+                default_sizes(kind, tiers)
+                if options.n is None
+                else measured_sizes(kind, options.n, tiers)
+            )
+    total = sum(len(plan(kind, sizes)) for kind, sizes in work.items())
+    print(f"{jax.devices()[0].device_kind}, sm_{capability}: {total} measurements", flush=True)
+
+    found: Table = {}
+    changed: list[str] = []
+    faults: list[str] = []
+    with progress(total) as step:
+        for kind, sizes in work.items():
+            block, lines, wrong = tune(kind, sizes, options.mebibytes, step)
+            found[kind] = block
+            changed += lines
+            faults += wrong
+    print("\n".join(changed) if changed else "nothing changes")
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if options.write is not None:
+        file = options.write / TABLE
+        table = read_table(file.read_text())
+        for kind, block in found.items():
+            merge(table, kind, block)
+        file.write_text(write_table(table))
+        print(f"wrote {file}; the next build uses it")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
