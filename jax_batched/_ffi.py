@@ -32,9 +32,10 @@ _MAX_N: dict[str, dict[str, int]] = {
     "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
 }
 
-# Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself; elsewhere the
-# matrices are cast to float32 and back.
-_CUDA_STORED_MAX_N = 104
+# Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself
+# (kCholeskyStoredMaxN of ffi/cuda/tiers.h); elsewhere the matrices are cast to float32 and back.
+_CUDA_STORED_MAX_N = 96
+
 
 def target_name(operation: str) -> str:
     """Name of the FFI target of an operation, the same on every platform."""

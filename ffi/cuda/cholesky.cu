@@ -41,7 +41,10 @@ struct TierLauncher {
   cudaError_t tier() const {
     constexpr Tier kTier = kTable[kRow];
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
-    if constexpr (kTier.kernel == "thread") {
+    constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
+    if constexpr (kStored && (kTier.kernel == "block" || kTier.max_n > kCholeskyStoredMaxN)) {
+      return kDoesNotFit;  // no such kernel of 16-bit elements
+    } else if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
@@ -50,8 +53,6 @@ struct TierLauncher {
                                                 kTier.warps, kMinBlocks>(stream, args)
                                   : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
                                                 kTier.warps, kMinBlocks>(stream, args);
-    } else if constexpr (!std::is_same_v<S, Computed<S>>) {
-      return kDoesNotFit;  // 16-bit elements have no block kernel
     } else {
       return with_access(args.upper, args.n % kVector<S> == 0, [&](auto access) {
         constexpr Access kAccess = decltype(access)::value;

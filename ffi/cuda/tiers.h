@@ -145,6 +145,9 @@ inline constexpr Tier kCholeskyTiers[] = {
 
 static_assert(names_are_distinct(kCholeskyTiers), "give rows that overlap a variant");
 
+// The rows of float32 serve 16-bit elements, too, up to this n, where casts take over.
+inline constexpr int kCholeskyStoredMaxN = 96;
+
 template <class T>
 inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
 
