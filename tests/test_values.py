@@ -33,6 +33,8 @@ def calls(op, dtype, sizes):
 
 def check_sizes(op, dtype, sizes, kernel):
     cases = calls(op, dtype, [n for n in sizes if ops.serves(op, kernel, dtype, n)])
+    if not cases and kernel:
+        pytest.skip(f"no {kernel} kernel of {dtype}")
     assert cases
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
         op.check(operands, result)
