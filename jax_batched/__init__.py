@@ -9,6 +9,8 @@ _ffi.register_targets()
 from jax_batched._info import BackendInfo, backend_info  # noqa: E402
 from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
 from jax_batched.cholesky import cholesky  # noqa: E402
+from jax_batched.export import export_disabled_checks  # noqa: E402
+from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
 from jax_batched.triangular_solve import solve_triangular, triangular_solve  # noqa: E402
 
@@ -16,11 +18,14 @@ __version__ = _version("jax_batched")
 
 __all__ = [
     "BackendInfo",
+    "LinalgOverride",
     "__version__",
     "backend_info",
     "cho_factor",
     "cho_solve",
     "cholesky",
+    "export_disabled_checks",
+    "override_jax_linalg",
     "solve",
     "solve_triangular",
     "triangular_solve",

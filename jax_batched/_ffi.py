@@ -36,6 +36,12 @@ _MAX_N: dict[str, dict[str, int]] = {
 # (kCholeskyStoredMaxN of ffi/cuda/tiers.h); elsewhere the matrices are cast to float32 and back.
 _CUDA_STORED_MAX_N = 96
 
+OPERATIONS = tuple(_MAX_N)
+
+# Largest n for which solve_pos is one kernel on CUDA rather than factor and solve: what the rows of
+# ffi/cuda/tiers.h that need no particular GPU cover, for a program may be lowered for another one.
+_CUDA_MAX_FUSED_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}
+
 
 def target_name(operation: str) -> str:
     """Name of the FFI target of an operation, the same on every platform."""
@@ -43,23 +49,18 @@ def target_name(operation: str) -> str:
 
 
 def max_n(operation: str, dtype: Any) -> int:
-    """Largest matrix size that the operation's kernels serve; beyond it the operation is `lax`."""
-    return _MAX_N[operation][np.dtype(dtype).name]
+    """Largest matrix size that the operation's kernels serve; 0 for a dtype that none serves.
+
+    Beyond it the operation is `lax`.
+    """
+    return _MAX_N[operation].get(np.dtype(dtype).name, 0)
 
 
 def max_fused_n(platform: Platform, dtype: Any) -> int:
-    """Largest n for which solve_pos is one kernel rather than factor and solve.
-
-    On CUDA the kernels that every GPU can run count: a program may be lowered for another one.
-    """
+    """Largest n for which solve_pos is one kernel rather than factor and solve."""
     if platform == "cpu":
         return max_n("solve_pos", dtype)
-    name = np.dtype(dtype).name
-    return max(
-        tier.max_n
-        for tier in cuda_tiers()
-        if (tier.operation, tier.dtype, tier.capability) == ("solve_pos", name, 0)
-    )
+    return _CUDA_MAX_FUSED_N[np.dtype(dtype).name]
 
 
 def serves_stored(platform: Platform, n: int) -> bool:
@@ -99,12 +100,20 @@ def native_module_status(platform: Platform) -> str:
 
 
 def has_kernels(platform: Platform) -> bool:
-    """Whether calls on this platform may be lowered to our kernels.
+    """Whether a call on this platform is lowered to our kernels.
 
-    A program for CUDA may be lowered on a machine without the CUDA module (to be exported); it is
-    then lowered to `lax`, so that it runs anywhere.
+    A process without the CUDA module that has no CUDA device either can only lower programs for
+    CUDA in order to export them: they call the kernels of the process that will run them. With a
+    device but without the module, the program may well run here, and is `lax`.
     """
-    return native_module(platform) is not None
+    return native_module(platform) is not None or not _has_device(platform)
+
+
+def _has_device(platform: Platform) -> bool:
+    try:
+        return bool(jax.devices(platform))
+    except RuntimeError:
+        return False
 
 
 def register_targets() -> None:

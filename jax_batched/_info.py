@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 from jax_batched import _ffi
 
-OPERATIONS = ("cholesky", "triangular_solve", "cho_solve", "solve_pos")
-
 
 class BackendInfo(NamedTuple):
     """Path of one operation on one platform.
@@ -28,7 +26,7 @@ class BackendInfo(NamedTuple):
 def backend_info() -> list[BackendInfo]:
     """Which path each operation takes on each platform of this installation, and why."""
     rows = []
-    for operation in OPERATIONS:
+    for operation in _ffi.OPERATIONS:
         for platform in _ffi.PLATFORMS:
             status = _ffi.native_module_status(platform)
             module = _ffi.native_module(platform)

@@ -100,9 +100,8 @@ class Operation:
             ad.primitive_transposes[self.primitive] = self._transpose
         mlir.register_lowering(self.primitive, self._lower_to_lax)
         for platform in _ffi.PLATFORMS:
-            if _ffi.has_kernels(platform):
-                rule = functools.partial(self._lower_to_kernel, platform)
-                mlir.register_lowering(self.primitive, rule, platform=platform)
+            rule = functools.partial(self._lower_to_kernel, platform)
+            mlir.register_lowering(self.primitive, rule, platform=platform)
 
     def signature(self, params: Params) -> Signature:
         """Core dimensions of this operation under these parameters."""
@@ -152,7 +151,8 @@ class Operation:
         return [
             d
             for d in range(batch_rank)
-            if operands[owner].shape[d] not in (0, 1)
+            if operands[owner].shape[d] != 1
+            and _at_least(1, operands[owner].shape[d])
             and spec[d] is None
             and all(x.shape[d] == 1 for i, x in enumerate(operands) if i != owner)
         ]
@@ -229,6 +229,21 @@ class Operation:
 
     # Lowering.
 
+    def has_kernel(self, platform: _ffi.Platform, avals: Sequence[Any], params: Params) -> bool:
+        """Whether a call with operands of these types is lowered to kernels of this library."""
+        core_sizes = [
+            size
+            for aval, core in zip(avals, self.signature(params).operands, strict=True)
+            for size in aval.shape[aval.ndim - len(core) :]
+        ]
+        n = avals[0].shape[-1]
+        return (
+            _ffi.has_kernels(platform)
+            and isinstance(n, int)
+            and n <= _ffi.max_n(self.name, avals[0].dtype)
+            and all(_at_least(1, size) for size in core_sizes)
+        )
+
     def _lower_to_lax(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         public = _without_kernel(params)
         signature = self.signature(params)
@@ -248,15 +263,9 @@ class Operation:
     def _lower_to_kernel(
         self, platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any
     ) -> Any:
-        n = ctx.avals_in[0].shape[-1]
-        dtype = ctx.avals_in[0].dtype
-        core_sizes = [
-            size
-            for aval, core in zip(ctx.avals_in, self.signature(params).operands, strict=True)
-            for size in aval.shape[aval.ndim - len(core) :]
-        ]
-        if not isinstance(n, int) or n > _ffi.max_n(self.name, dtype) or 0 in core_sizes:
+        if not self.has_kernel(platform, ctx.avals_in, params):
             return self._lower_to_lax(ctx, *operands, **params)
+        n, dtype = ctx.avals_in[0].shape[-1], ctx.avals_in[0].dtype
         if not self.rules.fused(platform, n, dtype):
             assert self.rules.composed is not None
             public = _without_kernel(params)
@@ -272,6 +281,14 @@ class Operation:
 def _without_kernel(params: Params) -> Params:
     """The operation's own parameters: its rules know nothing of the choice of a kernel."""
     return {k: v for k, v in params.items() if k != "kernel"}
+
+
+def _at_least(least: int, size: Any) -> bool:
+    """Whether a size, which may be symbolic in an exported program, is known to be as large."""
+    try:
+        return bool(size >= least)
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
 
 
 def _fold(x: Array, dims: Sequence[int], column: int) -> Array:
@@ -404,3 +421,48 @@ def _factor_names() -> Iterator[str]:
     while True:
         yield f"z_{count}"
         count += 1
+
+
+# JAX's own primitives.
+
+
+def override_lowering(
+    primitive: Any, operation: Operation, adapt: Callable[[Params], Params]
+) -> Callable[[], None]:
+    """Lowers one of JAX's primitives to an operation wherever that has a kernel.
+
+    Args:
+      primitive: JAX's; its operands are the operation's and its results the operation's first ones.
+      operation: what it becomes.
+      adapt: the operation's parameters, given the primitive's.
+
+    Returns:
+      A function that restores the former lowering.
+    """
+    former = {platform: _lowerings(platform).get(primitive) for platform in _ffi.PLATFORMS}
+
+    def lower(platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any) -> Any:
+        ours = adapt(params)
+        if not operation.has_kernel(platform, ctx.avals_in, ours):
+            rule = (former[platform] or _lowerings(None)[primitive]).rule
+            return rule(ctx, *operands, **params)
+        call = mlir.lower_fun(lambda *xs: operation(*xs, **ours)[: len(ctx.avals_out)])
+        return call(ctx, *operands)
+
+    def undo() -> None:
+        for platform, entry in former.items():
+            if entry is None:
+                del _lowerings(platform)[primitive]
+            else:
+                _lowerings(platform)[primitive] = entry
+
+    for platform in _ffi.PLATFORMS:
+        mlir.register_lowering(primitive, functools.partial(lower, platform), platform=platform)
+    return undo
+
+
+def _lowerings(platform: _ffi.Platform | None) -> dict[Any, Any]:
+    """JAX's table of lowering rules of a platform; None: those of every other platform."""
+    if platform is None:
+        return mlir._lowerings  # type: ignore[no-any-return, unused-ignore]
+    return mlir._platform_specific_lowerings[platform]  # type: ignore[no-any-return, unused-ignore]

@@ -1,0 +1,103 @@
+"""JAX's own linear algebra on the kernels of this library."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import jax
+
+from jax_batched._primitive import Operation, Params, override_lowering
+from jax_batched.cholesky import cholesky_op
+from jax_batched.triangular_solve import triangular_solve_op
+
+
+class _Row(NamedTuple):
+    """One of JAX's primitives, the operation that it becomes, and that one's parameters."""
+
+    primitive: Any
+    operation: Operation
+    adapt: Callable[[Params], Params]
+
+
+# `cholesky_p` reads the lower triangle; JAX symmetrises before it and clears the upper one after.
+_TABLE = (
+    _Row(
+        jax.lax.linalg.cholesky_p,
+        cholesky_op,
+        lambda params: {"upper": False, "symmetrize": False, "accuracy": "ieee"},
+    ),
+    _Row(jax.lax.linalg.triangular_solve_p, triangular_solve_op, lambda params: params),
+)
+
+_lock = threading.Lock()
+_active = 0
+_undo: list[Callable[[], None]] = []
+
+
+class LinalgOverride:
+    """An override in force, until it is left as a context or its `undo` is called."""
+
+    def __init__(self) -> None:
+        global _active
+        self._ended = False
+        with _lock:
+            if _active == 0:
+                _undo.extend(override_lowering(*row) for row in _TABLE)
+            _active += 1
+
+    def undo(self) -> None:
+        """Ends this override, once; the last of several restores the former lowerings."""
+        global _active
+        with _lock:
+            if self._ended:
+                return
+            self._ended = True
+            _active -= 1
+            if _active == 0:
+                while _undo:
+                    _undo.pop()()
+
+    def __enter__(self) -> "LinalgOverride":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+def override_jax_linalg() -> LinalgOverride:
+    """Makes JAX's own `cholesky` and `triangular_solve` use the kernels of this library.
+
+    The two primitives of `jax.lax.linalg` are lowered to our kernels on CPU and CUDA, so that
+    `jnp.linalg.cholesky`, `jax.scipy.linalg.{cholesky, cho_factor, cho_solve, solve_triangular}`,
+    `jax.scipy.linalg.solve(assume_a="pos")` and every library and program that calls them run on
+    them without a change of theirs::
+
+        jax_batched.override_jax_linalg()  # from here on, for the whole process
+
+        with jax_batched.override_jax_linalg():  # or for what is compiled in here
+            ...
+
+    Everything but the kernel stays JAX's: the signatures, checks, symmetrising, gradients, batching
+    and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, n above
+    512, n = 0, symbolic n, other platforms) keeps JAX's lowering. Results round differently;
+    subnormal numbers are kept where JAX's CPU routines flush them to zero; and a NaN in a matrix
+    makes its whole factor NaN, where some LAPACKs leave the columns before it.
+
+    The override acts when a program is lowered, in all threads. What JAX already compiled or
+    lowered keeps what it has, on both sides: a function that ran before is not sped up, and one
+    that was compiled inside the context keeps the kernels after it. That includes single calls
+    outside `jit`, which JAX compiles and remembers by shape and dtype. `jax.clear_caches()` makes
+    JAX forget all of them.
+
+    Returns:
+      A `LinalgOverride`: leaving it as a context, or calling its `undo()`, ends the override.
+      Several may be active, and end in any order; when the last one does, the former lowerings are
+      back.
+    """
+    return LinalgOverride()

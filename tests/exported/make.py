@@ -1,0 +1,51 @@
+"""Stores programs of this version, for the tests of later ones: ``python tests/exported/make.py``.
+
+Run it with the oldest supported jax, whose format every later one reads, once per release.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import ops  # noqa: E402
+
+import jax_batched as jb  # noqa: E402
+
+ROWS = [
+    *ops.CHOLESKY,
+    ops.BY_NAME["triangular_solve-left-lower"],
+    ops.BY_NAME["triangular_solve-T-conj-unit"],
+    *ops.CHO_SOLVE,
+    *ops.SOLVE_POS,
+]
+DTYPES = ("float32", "complex128")
+
+
+def main() -> None:
+    """Writes one file per operation and dtype into a folder named after the version."""
+    folder = Path(__file__).parent / jb.__version__
+    folder.mkdir(exist_ok=True)
+    for op in ROWS:
+        for dtype in DTYPES:
+            scope = jax.export.SymbolicScope()
+            shapes = [
+                jax.ShapeDtypeStruct(
+                    jax.export.symbolic_shape(f"b - 1, {x.shape[0]}, {x.shape[1]}", scope=scope),
+                    dtype,
+                )
+                for x in op.operands(dtype, n=6, nrhs=3)
+            ]
+            exported = jax.export.export(
+                jax.jit(op.with_info if op in ops.FACTORING else op),
+                platforms=("cpu", "cuda"),
+                disabled_checks=jb.export_disabled_checks(),
+            )(*shapes)
+            (folder / f"{op.name}-{dtype}.jaxexport").write_bytes(exported.serialize())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,272 @@
+"""jax.export: every operation, for the CPU, for CUDA without a GPU, for both, any batch."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ops
+import pytest
+
+import jax_batched as jb
+from jax_batched import _ffi
+
+HERE = "cuda" if jax.default_backend() == "gpu" else "cpu"
+PLATFORMS = (("cpu",), ("cuda",), ("cpu", "cuda"))
+ROOT = Path(__file__).parents[1]
+STORED = Path(__file__).parent / "exported"
+# JAX takes a symbolic size for at least 1: a batch that may be empty is b - 1.
+BATCH = "b - 1"
+BATCHES = (0, 1, 8)
+
+
+def export(f, *shapes, platforms=(HERE,), dtype="float32", checks=None, batch=BATCH):
+    """f exported for operands with a symbolic batch dimension."""
+    scope = jax.export.SymbolicScope()
+    symbolic = [
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape(f"{batch}, {n}, {k}", scope=scope), dtype)
+        for n, k in shapes
+    ]
+    disabled = jb.export_disabled_checks() if checks is None else checks
+    exporting = jax.export.export(jax.jit(f), platforms=platforms, disabled_checks=disabled)
+    return exporting(*symbolic)
+
+
+def check(op, operands, x):
+    """x has the right shape and is right."""
+    assert x.shape == op.reference(*operands).shape
+    if x.size:
+        op.check(operands, x)
+
+
+def core_shapes(op, n=3, nrhs=2):
+    return [x.shape for x in op.operands("float32", n=n, nrhs=nrhs)]
+
+
+def targets(exported):
+    return set(re.findall(r"@jax_batched\.(\w+)\.v1", exported.mlir_module()))
+
+
+@pytest.mark.parametrize("platforms", PLATFORMS, ids="-".join)
+@pytest.mark.parametrize("op", ops.REDUCED, ids=ops.ids)
+def test_every_operation_for_every_platform(op, platforms):
+    # JAX's LU path gathers, which needs a batch that is not empty.
+    batch = BATCH if op.operation else "b"
+    exported = export(op, *core_shapes(op), platforms=platforms, batch=batch)
+    assert exported.platforms == platforms
+    assert targets(exported) == ({op.operation} if op.operation else set())
+    if HERE in platforms:
+        for batch in BATCHES if op.operation else (1, 8):
+            operands = op.operands("float32", batch=(batch,), n=3, nrhs=2)
+            check(op, operands, exported.call(*operands))
+
+
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_gradients(op):
+    def gradient(*xs):
+        return jax.grad(lambda *xs: jnp.sum(jnp.sin(op(*xs))), tuple(range(len(xs))))(*xs)
+
+    exported = export(gradient, *core_shapes(op), dtype="float64")
+    for batch in BATCHES:
+        operands = op.operands("float64", batch=(batch,), n=3, nrhs=2)
+        for ours, theirs in zip(exported.call(*operands), gradient(*operands), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+def test_a_shared_operand(op):
+    """One factor for a batch of unknown size, which may be empty; and the other way round."""
+    a, b = op.operands("float64", batch=(8,), n=3, nrhs=2)
+    shared_a = export(lambda x: op(a[0], x), b.shape[1:], dtype="float64")
+    shared_b = export(lambda x: op(x, b[0]), a.shape[1:], dtype="float64")
+    assert targets(shared_a) == targets(shared_b) == {op.operation}
+    for batch in BATCHES:
+        x, y = shared_a.call(b[:batch]), shared_b.call(a[:batch])
+        check(op, (np.broadcast_to(a[0], (batch, 3, 3)), b[:batch]), x)
+        check(op, (a[:batch], np.broadcast_to(b[0], (batch, *b.shape[1:]))), y)
+
+
+def test_a_shared_factor_and_a_batch_that_is_not_empty_is_one_solve():
+    a, b = ops.BY_NAME["cho_solve-lower"].operands("float64", batch=(8,), n=3, nrhs=2)
+    shape = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 3, 2"), "float64")
+    exported = jax.export.export(
+        jax.jit(lambda x: jb.cho_solve((a[0], True), x)),
+        disabled_checks=jb.export_disabled_checks(),
+    )(shape)
+    assert "(tensor<3x3xf64>, tensor<3x?xf64>" in exported.mlir_module()
+    np.testing.assert_allclose(exported.call(b), jb.cho_solve((a[0], True), b), rtol=1e-12)
+
+
+def test_symbolic_right_hand_sides():
+    """Their number may be known to be positive, or not: then JAX's own routines serve none."""
+    op = ops.BY_NAME["solve_pos-lower"]
+    for spec, counts in (("k", (1, 4)), ("k - 1", (0, 4))):
+        n, k = jax.export.symbolic_shape(f"3, {spec}")
+        shapes = [jax.ShapeDtypeStruct((2, 3, 3), "float32")]
+        shapes += [jax.ShapeDtypeStruct((2, n, k), "float32")]
+        exported = jax.export.export(jax.jit(op), disabled_checks=jb.export_disabled_checks())(
+            *shapes
+        )
+        assert targets(exported) == ({"solve_pos"} if spec == "k" else set())
+        for count in counts:
+            operands = op.operands("float32", batch=(2,), n=3, nrhs=count)
+            check(op, operands, exported.call(*operands))
+
+
+LOADER = """
+import json, sys
+import jax
+jax.config.update("jax_enable_x64", True)
+import numpy as np
+if sys.argv[2] == "import":
+    import jax_batched
+results, errors = {}, {}
+for name, count in json.load(open(sys.argv[1] + "/cases.json")).items():
+    exported = jax.export.deserialize(bytearray(open(f"{sys.argv[1]}/{name}.bin", "rb").read()))
+    inputs = np.load(f"{sys.argv[1]}/{name}.npz")
+    for batch in (0, 1, 8):
+        try:
+            x = exported.call(*(inputs[str(i)][:batch] for i in range(count)))
+            results[f"{name}/{batch}"] = np.asarray(x)
+        except Exception as error:
+            errors[f"{name}/{batch}"] = f"{type(error).__name__}: {error}"
+np.savez(sys.argv[1] + "/results.npz", **results)
+json.dump(errors, open(sys.argv[1] + "/errors.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Every operation, serialised, with operands."""
+    pytest.importorskip("flatbuffers")
+    path = tmp_path_factory.mktemp("exported")
+    cases = {}
+    for op in ops.WITH_KERNELS:
+        operands = op.operands("float64", batch=(8,), n=5, nrhs=2)
+        exported = export(op, *(x.shape[1:] for x in operands), dtype="float64")
+        (path / f"{op.name}.bin").write_bytes(exported.serialize())
+        np.savez(path / f"{op.name}.npz", **{str(i): x for i, x in enumerate(operands)})
+        cases[op.name] = len(operands)
+    (path / "cases.json").write_text(json.dumps(cases))
+    return path
+
+
+def load(folder, how):
+    """Results and errors of a fresh process that loads and calls what the folder holds."""
+    subprocess.run(
+        [sys.executable, "-c", LOADER, str(folder), how], check=True, cwd=tempfile.gettempdir()
+    )
+    return np.load(folder / "results.npz"), json.loads((folder / "errors.json").read_text())
+
+
+def test_a_fresh_process_loads_and_calls(folder):
+    results, errors = load(folder, "import")
+    assert errors == {}
+    for op in ops.WITH_KERNELS:
+        for batch in BATCHES:
+            operands = op.operands("float64", batch=(8,), n=5, nrhs=2)
+            check(op, [x[:batch] for x in operands], results[f"{op.name}/{batch}"])
+
+
+def test_a_process_without_the_package_is_told_its_name(folder):
+    _, errors = load(folder, "do not import")
+    for op in ops.WITH_KERNELS:
+        for batch in (1, 8):  # JAX runs nothing for an empty result
+            message = errors[f"{op.name}/{batch}"]
+            assert f"No FFI handler registered for jax_batched.{op.operation}.v1" in message
+
+
+@pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
+def test_the_disabled_checks_are_needed_and_enough(op):
+    with pytest.raises(ValueError, match=f"jax_batched.{op.operation}.v1"):
+        export(op, *core_shapes(op), checks=())
+    others = [c for c in jb.export_disabled_checks() if op.operation not in str(c)]
+    assert len(others) == len(jb.export_disabled_checks()) - 1
+    with pytest.raises(ValueError, match=f"jax_batched.{op.operation}.v1"):
+        export(op, *core_shapes(op), checks=others)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
+    """What a machine without the CUDA module knows of them is what their table says."""
+    name = dtype[0].upper() + dtype[1:]
+    table = (ROOT / "ffi/cuda/tiers.h").read_text().split("kSolvePosTiers[] = {")[1]
+    rows = re.findall(rf"kDType{name}|k{name}, (\d+), (\d+)", table.split("};")[0])
+    largest = max(int(row[1]) for row in rows)
+    assert _ffi.max_fused_n("cuda", dtype) == largest
+    op = ops.BY_NAME["solve_pos-lower"]
+    for n, expected in ((largest, {"solve_pos"}), (largest + 1, {"cholesky", "cho_solve"})):
+        exported = export(op, (n, n), (n, 1), platforms=("cuda",), dtype=dtype)
+        assert targets(exported) == expected
+
+
+@pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
+def test_a_gpu_without_the_cuda_module_runs_lax(op, monkeypatch):
+    monkeypatch.setitem(_ffi._loaded, "cuda", (None, "not built"))
+    monkeypatch.setattr(_ffi, "_has_device", lambda platform: True)
+    assert targets(export(op, *core_shapes(op), platforms=("cuda",))) == set()
+
+
+def test_a_program_that_calls_jaxs_own_functions():
+    (a,) = ops.BY_NAME["cholesky-lower-mean"].operands("float64", batch=(8,), n=5)
+    with jb.override_jax_linalg():
+        exported = export(lambda a: jnp.linalg.cholesky(a), (5, 5), dtype="float64")
+    assert targets(exported) == {"cholesky"}
+    for batch in BATCHES:
+        ours = exported.call(a[:batch])
+        np.testing.assert_allclose(ours, np.linalg.cholesky(a[:batch]), rtol=1e-12)
+
+
+def test_sharded_over_devices():
+    mesh = jax.make_mesh((8,), ("x",), devices=jax.devices("cpu"))
+    sharding = jax.NamedSharding(mesh, jax.P("x"))
+    op = ops.BY_NAME["solve_pos-lower"]
+    operands = op.operands("float64", batch=(16,), n=3, nrhs=2)
+    sharded = [jax.device_put(x, sharding) for x in operands]
+    f = jax.jit(op, in_shardings=sharding, out_shardings=sharding)
+    checks = jb.export_disabled_checks()
+    exported = jax.export.export(f, platforms=("cpu",), disabled_checks=checks)(*sharded)
+    assert exported.nr_devices == 8
+    x = jax.jit(exported.call, in_shardings=sharding)(*sharded)
+    assert x.sharding.is_equivalent_to(sharding, 3)
+    op.check(operands, x)
+
+
+# What earlier versions exported: see exported/README.md.
+
+
+def stored_programs():
+    return sorted(STORED.glob("*/*.jaxexport"))
+
+
+@pytest.mark.parametrize("file", stored_programs(), ids=lambda f: f"{f.parent.name}-{f.stem}")
+def test_programs_of_earlier_versions_run(file):
+    pytest.importorskip("flatbuffers")
+    exported = jax.export.deserialize(bytearray(file.read_bytes()))
+    assert exported.platforms == ("cpu", "cuda")
+    name, dtype = file.stem.rsplit("-", 1)
+    op = ops.BY_NAME[name]
+    call = op.with_info if op in ops.FACTORING else op
+    for batch in BATCHES:
+        operands = op.operands(dtype, batch=(batch,), n=6, nrhs=3)
+        ours = exported.call(*operands)
+        for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(call(*operands)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4)
+        check(op, operands, jax.tree.leaves(ours)[0])
+
+
+def test_every_target_has_a_stored_program():
+    stored = {targets_of_file(file) for file in stored_programs()}
+    assert set().union(*stored) >= set(_ffi.OPERATIONS)
+
+
+@functools.cache
+def targets_of_file(file):
+    exported = jax.export.deserialize(bytearray(file.read_bytes()))
+    return frozenset(targets(exported))
