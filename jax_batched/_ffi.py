@@ -106,14 +106,15 @@ def has_kernels(platform: Platform) -> bool:
     CUDA in order to export them: they call the kernels of the process that will run them. With a
     device but without the module, the program may well run here, and is `lax`.
     """
-    return native_module(platform) is not None or not _has_device(platform)
+    return native_module(platform) is not None or not devices(platform)
 
 
-def _has_device(platform: Platform) -> bool:
+def devices(platform: Platform) -> tuple[jax.Device, ...]:
+    """The devices of a platform that this process sees, those of other hosts included."""
     try:
-        return bool(jax.devices(platform))
+        return tuple(jax.devices(platform))
     except RuntimeError:
-        return False
+        return ()
 
 
 def register_targets() -> None:

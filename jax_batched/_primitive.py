@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_batched import _ffi
+from jax_batched import _ffi, _partition
 
 Array = jax.Array
 Params = dict[str, Any]
@@ -145,9 +145,12 @@ class Operation:
         """Batch dimensions that only the operand with columns has, and that are not sharded."""
         if signature.columns is None:
             return []
-        owner, _ = signature.columns
-        batch_rank = operands[owner].ndim - len(signature.operands[owner])
+        owner, column = signature.columns
+        core = signature.operands[owner]
+        batch_rank = operands[owner].ndim - len(core)
         spec = _partition_spec(operands[owner])
+        if spec[batch_rank + core.index(column)] is not None:
+            return []
         return [
             d
             for d in range(batch_rank)
@@ -183,11 +186,11 @@ class Operation:
                         f"of shapes {[a.shape for a in avals]}"
                     )
         batch = _broadcast_batch(self.name, batches)
-        spec = _batch_spec(self.name, avals, signature, batch)
+        spec, core_spec = _result_spec(self.name, avals, signature, batch)
         results = []
         for core, dtype in zip(signature.results, self.rules.result_dtypes, strict=True):
             shape = (*batch, *(sizes[d] for d in core))
-            sharding = _with_spec(avals[0].sharding, (*spec, *[None] * len(core)))
+            sharding = _with_spec(avals[0].sharding, (*spec, *map(core_spec.get, core)))
             results.append(
                 avals[0].update(
                     shape=shape,
@@ -258,7 +261,7 @@ class Operation:
                 return [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
             return self.rules.lax(*full, **public)
 
-        return mlir.lower_fun(in_lax, multiple_results=True)(ctx, *operands)
+        return mlir.lower_fun(_with_automatic_sharding(in_lax, ctx))(ctx, *operands)
 
     def _lower_to_kernel(
         self, platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any
@@ -271,11 +274,33 @@ class Operation:
             public = _without_kernel(params)
             composed = functools.partial(self.rules.composed, **public)
             return mlir.lower_fun(composed, multiple_results=True)(ctx, *operands)
+        partitioning = _partitioning_context(platform, ctx, self.signature(params))
+        if partitioning is not None:
+            return self._lower_partitioned(partitioning, *operands, **params)
         lower = jax.ffi.ffi_lowering(
             _ffi.target_name(self.name),
             extra_attributes=_sharding_attributes(ctx, self.signature(params)),
         )
         return lower(ctx, *operands, **params)
+
+    def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
+        """The call as one that the partitioner splits along batch dimensions and columns."""
+        signature = self.signature(params)
+        assert signature.columns is not None
+        _, column = signature.columns
+        avals = [*ctx.avals_in, *ctx.avals_out]
+        cores = [*signature.operands, *signature.results]
+        batch = avals[-1].shape[: avals[-1].ndim - len(cores[-1])]
+        roles = [
+            _partition.roles(batch, aval.shape, core, column)
+            for aval, core in zip(avals, cores, strict=True)
+        ]
+        call = _partition.partitioned(
+            functools.partial(self.primitive.bind, **params),
+            roles[: len(operands)],
+            roles[len(operands) :],
+        )
+        return mlir.lower_fun(call)(ctx, *operands)
 
 
 def _without_kernel(params: Params) -> Params:
@@ -336,18 +361,26 @@ def _partition_spec(x: Any) -> tuple[Any, ...]:
     return (*spec, *[None] * (x.ndim - len(spec)))
 
 
-def _batch_spec(
+def _result_spec(
     name: str, avals: Sequence[Any], signature: Signature, batch: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Explicit sharding of the batch dimensions of the results."""
+) -> tuple[list[Any], dict[str, Any]]:
+    """Explicit sharding of the batch dimensions of the results, and of their columns by name."""
+    column = None if signature.columns is None else signature.columns[1]
     spec: list[Any] = [None] * len(batch)
+    core_spec: dict[str, Any] = {}
     for aval, core in zip(avals, signature.operands, strict=True):
         own = (*aval.sharding.spec, *[None] * (aval.ndim - len(aval.sharding.spec)))
-        if any(axis is not None for axis in own[aval.ndim - len(core) :]):
-            raise ValueError(
-                f"{name}: an operand of shape {aval.shape} is sharded as {aval.sharding.spec}; the "
-                f"last {len(core)} dimensions must not be sharded (use jax.sharding.reshard)"
-            )
+        for dim, axis in zip(core, own[aval.ndim - len(core) :], strict=True):
+            if axis is None:
+                continue
+            if dim != column:
+                but = "" if column not in core else ", but for its columns,"
+                raise ValueError(
+                    f"{name}: an operand of shape {aval.shape} is sharded as {aval.sharding.spec}; "
+                    f"its last {len(core)} dimensions{but} must not be sharded "
+                    "(use jax.sharding.reshard)"
+                )
+            core_spec[dim] = axis
         for d, axis in enumerate(own[: len(batch)]):
             if axis is None:
                 continue
@@ -357,7 +390,21 @@ def _batch_spec(
                     f"over {axis} in another"
                 )
             spec[d] = axis
-    return tuple(spec)
+    used = [axis for axes in (*spec, *core_spec.values()) for axis in _mesh_axes(axes)]
+    twice = sorted({str(axis) for axis in used if used.count(axis) > 1})
+    if twice:
+        raise ValueError(
+            f"{name}: operands sharded as {[aval.sharding.spec for aval in avals]} would shard two "
+            f"dimensions of the result over {', '.join(twice)}"
+        )
+    return spec, core_spec
+
+
+def _mesh_axes(axes: Any) -> tuple[Any, ...]:
+    """The mesh axes of one entry of a PartitionSpec."""
+    if axes is None:
+        return ()
+    return axes if isinstance(axes, tuple) else (axes,)
 
 
 def _with_spec(sharding: Any, spec: tuple[Any, ...]) -> Any:
@@ -372,6 +419,42 @@ def _align_varying_axes(operands: Sequence[Array]) -> list[Array]:
         jax.lax.pcast(x, tuple(sorted(union - own)), to="varying") if union - own else x
         for x, own in zip(operands, varying, strict=True)
     ]
+
+
+def _with_automatic_sharding(
+    f: Callable[..., Sequence[Array]], ctx: Any
+) -> Callable[..., Sequence[Array]]:
+    """f with explicit mesh axes made automatic: JAX's own routines refuse some of them."""
+    shardings = tuple(aval.sharding for aval in ctx.avals_out)
+    if not shardings[0].mesh.explicit_axes:
+        return f
+    wrapped = jax.sharding.auto_axes(lambda *xs: tuple(f(*xs)), out_sharding=shardings)
+    return wrapped  # type: ignore[no-any-return, unused-ignore]
+
+
+def _partitioning_context(platform: _ffi.Platform, ctx: Any, signature: Signature) -> Any:
+    """The context in which a call is lowered as one that is split along columns too; else None.
+
+    Where there is only one device, or each has its own program (inside shard_map and inside such a
+    split call), nothing is left to split. An exported program cannot hold the split, which is a
+    function of this process.
+    """
+    module = ctx.module_context
+    axes = module.axis_context
+    if (
+        signature.columns is None
+        or not isinstance(axes, mlir.ShardingContext)
+        or axes.num_devices == 1
+        or module.lowering_parameters.for_export
+        or not getattr(jax.config, "jax_use_shardy_partitioner", True)
+    ):
+        return None
+    # custom_partitioning asks for devices to number the parts by; any will do.
+    devices = axes.device_assignment or _ffi.devices(platform)[: axes.num_devices]
+    if len(devices) != axes.num_devices:
+        return None
+    axes = dataclasses.replace(axes, device_assignment=devices)
+    return ctx.replace(module_context=module.replace(axis_context=axes))
 
 
 def _sharding_attributes(ctx: Any, signature: Signature) -> dict[str, Any]:

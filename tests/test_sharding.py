@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_batched as jb
+from jax_batched import _ffi
 
 COLLECTIVES = re.compile(
     r"\b(all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)(-start)?\("
@@ -93,14 +94,149 @@ def test_two_batch_dimensions_over_two_axes():
 
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
 def test_a_replicated_factor_with_sharded_right_hand_sides(op):
-    """Batches broadcast: the values are right wherever the operands are."""
+    """Their axis becomes columns of one solve, of which each device solves its own."""
     a, b = op.operands("float64", batch=(8,), n=3, nrhs=2)
     where = mesh()
     (shared,) = on(where, a[0], spec=P())
     (sharded,) = on(where, b)
     for f in (op, jax.vmap(op, (None, 0))):
+        text = compiled_text(f, shared, sharded)
+        assert not COLLECTIVES.search(text)
+        assert f"jax_batched.{op.operation}.v1" in text
         x = jax.jit(f)(shared, sharded)
+        assert x.sharding.is_equivalent_to(sharded.sharding, 3)
         op.check((np.broadcast_to(a[0], a.shape), b), x)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+def test_a_folded_axis_is_one_solve_on_each_device(op):
+    """The factor is not copied for each of the 4 systems of a device."""
+    a, b = op.operands("float64", batch=(16,), n=3, nrhs=2)
+    where = mesh(shape=(4,))
+    (shared,) = on(where, a[0], spec=P())
+    (sharded,) = on(where, b)
+    text = compiled_text(jax.vmap(op, (None, 0)), shared, sharded)
+    call = next(line for line in text.splitlines() if f"jax_batched.{op.operation}.v1" in line)
+    assert ("f64[3,8]" if op.left_side else "f64[8,3]") in call
+    assert "f64[3,3]" in call
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+def test_gradients_with_a_replicated_factor(op):
+    """That of the right-hand sides is local; that of the factor is the sum over the devices."""
+    a, b = op.operands("float64", batch=(8,), n=3, nrhs=2)
+    where = mesh()
+    (shared,) = on(where, a[0], spec=P())
+    (sharded,) = on(where, b)
+
+    def pulled_back(a, b):
+        y, pullback = jax.vjp(squared(jax.vmap(op, (None, 0))), a, b)
+        return pullback(jnp.ones_like(y))
+
+    def of_b(a, b):
+        return pulled_back(a, b)[1]
+
+    assert not COLLECTIVES.search(compiled_text(of_b, shared, sharded))
+    found = {
+        match[1] for match in COLLECTIVES.finditer(compiled_text(pulled_back, shared, sharded))
+    }
+    assert found == {"all-reduce"}
+    theirs = jax.jit(pulled_back)(a[0], b)
+    for ours, expected in zip(jax.jit(pulled_back)(shared, sharded), theirs, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def column_spec(op, axis, *batch):
+    """The sharding of right-hand sides whose columns are spread over a mesh axis."""
+    return P(*batch, None, axis) if op.left_side else P(*batch, axis, None)
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+def test_right_hand_sides_sharded_along_their_columns(op, kind):
+    """Each matrix whole on every device, or spread over another axis of the mesh."""
+    a, b = op.operands("float64", batch=(4,), n=3, nrhs=6)
+    where = mesh(kind, shape=(4, 2), names=("x", "y"))
+    expected = jax.jit(gradients(op))(a, b)
+    with jax.set_mesh(where):
+        for batch in (None, "x"):
+            (factor,) = on(where, a, spec=P(batch))
+            (columns,) = on(where, b, spec=column_spec(op, "y", batch))
+            assert not COLLECTIVES.search(compiled_text(op, factor, columns))
+            x = jax.jit(op)(factor, columns)
+            assert x.sharding.is_equivalent_to(columns.sharding, 3)
+            op.check((a, b), x)
+
+            def of_b(a, b):
+                return jax.vjp(lambda b: jnp.abs(op(a, b)) ** 2, b)[1](jnp.ones_like(b))[0]
+
+            assert not COLLECTIVES.search(compiled_text(of_b, factor, columns))
+            derived = jax.jit(gradients(op))(factor, columns)
+            for ours, theirs in zip(derived, expected, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+def test_batches_of_both_operands_over_two_axes(op):
+    """Every matrix with every right-hand side, over a mesh of devices."""
+    a, b = op.operands("float64", batch=(4,), n=3, nrhs=2)
+    where = mesh(shape=(4, 2), names=("x", "y"))
+    (factors,) = on(where, a, spec=P("x"))
+    (columns,) = on(where, b, spec=P("y"))
+    f = jax.vmap(jax.vmap(op, (None, 0)), (0, None))
+    assert not COLLECTIVES.search(compiled_text(f, factors, columns))
+    x = jax.jit(f)(factors, columns)
+    assert x.sharding.is_equivalent_to(NamedSharding(where, P("x", "y")), 4)
+    full = [np.broadcast_to(y, (4, *y.shape)) for y in (a, b)]
+    op.check((np.swapaxes(full[0], 0, 1), full[1]), x)
+
+
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_a_sharded_matrix_axis_is_gathered(op):
+    """The result is right; Explicit meshes refuse it."""
+    operands = op.operands("float64", batch=(2,), n=8, nrhs=2)
+    for spec in (P(None, "x"), P(None, None, "x")):
+        (a,) = on(mesh(), operands[0], spec=spec)
+        op.check(operands, jax.jit(op)(a, *operands[1:]))
+        where = mesh(AxisType.Explicit)
+        with jax.set_mesh(where):
+            (a,) = on(where, operands[0], spec=spec)
+            b = on(where, *operands[1:], spec=P())
+            with pytest.raises(ValueError, match=r"must not be sharded"):
+                op(a, *b)
+
+
+def test_a_batch_that_the_devices_do_not_divide():
+    op = ops.BY_NAME["cho_solve-lower"]
+    a, b = op.operands("float64", batch=(6,), n=3, nrhs=3)
+    where = mesh(shape=(4,))
+
+    def f(a, b):
+        b = jax.lax.with_sharding_constraint(b, NamedSharding(where, P("x")))
+        return op(a, b), op(a[0], b), jax.vmap(op, (None, 0))(a[0], b)
+
+    x, *shared = jax.jit(f)(*on(where, a, b, spec=P()))
+    op.check((a, b), x)
+    for y in shared:
+        op.check((np.broadcast_to(a[0], a.shape), b), y)
+
+
+@pytest.mark.parametrize("op", ops.REDUCED, ids=ops.ids)
+def test_results_are_those_of_one_device(op):
+    """Bit for bit, for a batch; JAX's LU alone may round otherwise."""
+    operands = op.operands("float32", batch=(16,), n=5, nrhs=2)
+    ours, alone = (jax.jit(op)(*xs) for xs in (on(mesh(), *operands), operands))
+    if op.operation:
+        assert ops.same_bits(ours, alone)
+    np.testing.assert_allclose(ours, alone, rtol=1e-4)
+
+
+def test_operands_that_are_replicated_in_a_program_of_many_devices():
+    op = ops.BY_NAME["solve_pos-lower"]
+    operands = op.operands("float64", batch=(3,), n=3, nrhs=2)
+    replicated = on(mesh(), *operands, spec=P())
+    assert not COLLECTIVES.search(compiled_text(op, *replicated))
+    op.check(operands, jax.jit(op)(*replicated))
 
 
 @pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
@@ -157,6 +293,82 @@ def test_explicit_mesh_with_replicated_right_hand_sides(op):
             x = jax.jit(f)(sharded, shared)
             assert jax.typeof(x).sharding.spec == P("x", None, None)
             op.check((a, np.broadcast_to(b[0], b.shape)), x)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+@pytest.mark.parametrize("shared", (0, 1))
+def test_explicit_mesh_gradients_with_a_replicated_operand(op, shared):
+    operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
+    where = mesh(AxisType.Explicit)
+    with jax.set_mesh(where):
+        sharded = list(on(where, *operands))
+        operands[shared] = operands[shared][0]
+        (sharded[shared],) = on(where, operands[shared], spec=P())
+        f = gradients(op)
+        ours = jax.jit(f)(*sharded)
+    for x, y, operand in zip(ours, jax.jit(f)(*operands), sharded, strict=True):
+        assert x.sharding.is_equivalent_to(operand.sharding, x.ndim)
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
+@pytest.mark.parametrize("op", ops.SOLVE_POS, ids=ops.ids)
+def test_a_solve_that_is_made_of_two_kernels(op, kind, monkeypatch):
+    monkeypatch.setattr(_ffi, "max_fused_n", lambda platform, dtype: 2)
+    a, b = op.operands("float64", batch=(8,), n=3, nrhs=2)
+    where = mesh(kind)
+    with jax.set_mesh(where):
+        (shared,) = on(where, a[0], spec=P())
+        factors, columns = on(where, a, b)
+        for x, expected in ((factors, a), (shared, np.broadcast_to(a[0], a.shape))):
+            f = jax.jit(lambda *xs: op(*xs))
+            text = f.lower(x, columns).compile().as_text()
+            assert not COLLECTIVES.search(text)
+            assert "jax_batched.cho_solve.v1" in text and "solve_pos" not in text
+            op.check((expected, b), f(x, columns))
+
+
+def test_one_mesh_axis_for_two_dimensions_is_refused():
+    op = ops.BY_NAME["cho_solve-lower"]
+    a, b = op.operands("float64", batch=(8,), n=3, nrhs=8)
+    where = mesh(AxisType.Explicit)
+    with jax.set_mesh(where):
+        (a,) = on(where, a)
+        (b,) = on(where, b, spec=P(None, None, "x"))
+        with pytest.raises(ValueError, match=r"cho_solve: .* two dimensions of the result over x"):
+            op(a, b)
+
+
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+@pytest.mark.parametrize("shared", (0, 1))
+def test_explicit_mesh_beyond_the_kernels(op, shared, monkeypatch):
+    """The lax path keeps the shardings too, also where one operand is replicated."""
+    monkeypatch.setattr(_ffi, "max_n", lambda operation, dtype: 2)
+    operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
+    where = mesh(AxisType.Explicit)
+    with jax.set_mesh(where):
+        sharded = list(on(where, *operands))
+        if len(operands) == 2:
+            operands[shared] = operands[shared][0]
+            (sharded[shared],) = on(where, operands[shared], spec=P())
+            operands[shared] = np.broadcast_to(operands[shared], (8, *operands[shared].shape))
+        f = jax.jit(lambda *xs: op(*xs))
+        assert "jax_batched." not in f.lower(*sharded).as_text()
+        x = f(*sharded)
+        assert x.sharding.spec[0] == "x"
+        op.check(operands, x)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+def test_sharded_columns_beyond_the_kernels(op, monkeypatch):
+    monkeypatch.setattr(_ffi, "max_n", lambda operation, dtype: 2)
+    a, b = op.operands("float64", batch=(4,), n=3, nrhs=8)
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        where = mesh(kind)
+        with jax.set_mesh(where):
+            (factor,) = on(where, a, spec=P())
+            (columns,) = on(where, b, spec=column_spec(op, "x", None))
+            op.check((a, b), jax.jit(lambda *xs: op(*xs))(factor, columns))
 
 
 def test_explicit_sharding_inside_a_matrix_is_refused():
@@ -225,6 +437,52 @@ def test_wrong_output_specification_is_refused(op, shared):
     f = jax.shard_map(op, mesh=mesh(), in_specs=tuple(specs), out_specs=P(), check_vma=True)
     with pytest.raises(ValueError, match="out_specs"):
         jax.jit(f)(*operands)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+@pytest.mark.parametrize("shared", (0, 1))
+def test_shard_map_of_a_scan_with_a_replicated_operand(op, shared):
+    """The gradient of the replicated operand is the sum over the devices and the steps."""
+    operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
+    operands[shared] = operands[shared][0]
+    specs = [P("x"), P("x")]
+    specs[shared] = P()
+
+    def local(a, b):
+        def body(total, _):
+            return total + jnp.sum(jnp.sin(op(a, b)), axis=(-2, -1)), None
+
+        start = jnp.zeros(b.shape[0] if shared == 0 else a.shape[0])
+        varying = jax.typeof(b if shared == 0 else a).manual_axis_type.varying
+        if varying:
+            start = jax.lax.pcast(start, tuple(varying), to="varying")
+        return jax.lax.scan(body, start, None, length=3)[0]
+
+    mapped = jax.shard_map(
+        local, mesh=mesh(), in_specs=tuple(specs), out_specs=P("x"), check_vma=True
+    )
+    ours = jax.jit(jax.grad(lambda *xs: mapped(*xs).sum(), (0, 1)))(*operands)
+    theirs = jax.grad(lambda *xs: local(*xs).sum(), (0, 1))(*operands)
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_shard_map_over_one_of_two_axes(op):
+    """The other axis is left to the partitioner."""
+    operands = op.operands("float64", batch=(4, 2), n=3, nrhs=2)
+    where = mesh(shape=(4, 2), names=("x", "y"))
+    f = jax.shard_map(
+        op,
+        mesh=where,
+        in_specs=(P("x"),) * len(operands),
+        out_specs=P("x"),
+        axis_names={"x"},
+        check_vma=True,
+    )
+    sharded = on(where, *operands, spec=P("x", "y"))
+    assert not COLLECTIVES.search(compiled_text(f, *sharded))
+    op.check(operands, jax.jit(f)(*sharded))
 
 
 def test_info_is_sharded_as_the_batch():
