@@ -368,8 +368,8 @@ def spectrum(rng, dtype, n, condition):
 @pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.FACTORING), ids=ops.ids)
 def test_ill_conditioned_matrices_keep_a_small_residual(op, kernel, dtype):
     eps = np.finfo(dtype).eps
-    for n in (2, 3, 8, 17, 33, 64, 100, 200):
-        if not ops.serves(op, kernel, dtype, n):
+    for n in (2, 3, 8, 17, 33, 64, 130):
+        if not ops.serves(op, kernel, dtype, n) or (n > 64 and kernel == "reference"):
             continue
         rng = np.random.default_rng(n)
         conditions = np.geomspace(10, 1 / eps, 6)
