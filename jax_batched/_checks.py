@@ -14,11 +14,18 @@ _STORED = ("float16", "bfloat16")
 ACCURACIES = ("ieee", "fast")
 
 
-def operands(operation: str, **named: ArrayLike) -> tuple[list[Array], Any]:
-    """The operands in the dtype that the kernels compute in, and the dtype of the results.
+def is_stored(dtype: Any) -> bool:
+    """Whether a dtype is a storage format: computed in float32, rounded once at the end."""
+    return jnp.dtype(dtype).name in _STORED
 
-    Operands are promoted to a common dtype. float16 and bfloat16 are computed in float32 and
-    rounded once at the end.
+
+def operands(
+    operation: str, *, keep_stored: bool = False, **named: ArrayLike
+) -> tuple[list[Array], Any]:
+    """The operands in the dtype that the operation takes, and the dtype of the results.
+
+    Operands are promoted to a common dtype; float16 and bfloat16 become float32, which is what they
+    are computed in, save for an operation that takes them as they are (keep_stored).
     """
     arrays = {name: jnp.asarray(x) for name, x in named.items()}
     for name, x in arrays.items():
@@ -28,8 +35,8 @@ def operands(operation: str, **named: ArrayLike) -> tuple[list[Array], Any]:
                 f"{', '.join((*_COMPUTED, *_STORED))}"
             )
     result = jnp.result_type(*arrays.values())
-    computed = jnp.float32 if result.name in _STORED else result
-    return [x.astype(computed) for x in arrays.values()], result
+    taken = jnp.float32 if is_stored(result) and not keep_stored else result
+    return [x.astype(taken) for x in arrays.values()], result
 
 
 def square(operation: str, name: str, a: Array) -> None:

@@ -24,11 +24,17 @@ _MODULE = {"cpu": "jax_batched._cpu", "cuda": "jax_batched._cuda"}
 # properties of the kernels of this version on every GPU, not of the machine at hand, so that a
 # program can be lowered for CUDA where there is no GPU.
 _MAX_N: dict[str, dict[str, int]] = {
-    "cholesky": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+    "cholesky": dict.fromkeys(
+        ("float32", "float64", "complex64", "complex128", "float16", "bfloat16"), 512
+    ),
     "triangular_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
     "cho_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
     "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
 }
+
+# Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself
+# (kCholeskyStoredMaxN of ffi/cuda/tiers.h); elsewhere the matrices are cast to float32 and back.
+_CUDA_STORED_MAX_N = 96
 
 OPERATIONS = tuple(_MAX_N)
 
@@ -55,6 +61,11 @@ def max_fused_n(platform: Platform, dtype: Any) -> int:
     if platform == "cpu":
         return max_n("solve_pos", dtype)
     return _CUDA_MAX_FUSED_N[np.dtype(dtype).name]
+
+
+def serves_stored(platform: Platform, n: int) -> bool:
+    """Whether cholesky's kernel takes float16 and bfloat16 as they are."""
+    return platform == "cuda" and n <= _CUDA_STORED_MAX_N
 
 
 def _load(platform: Platform) -> tuple[ModuleType | None, str]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks
+from jax_batched import _checks, _ffi
 from jax_batched._matrix import (
     adjoint,
     hermitian_from_triangle,
@@ -80,13 +80,12 @@ def cholesky(
     and tuning of batched Cholesky factorization and solve for NVIDIA GPUs" (2016); derivative after
     Murray, "Differentiation of the Cholesky decomposition" (2016).
     """
-    (matrix,), dtype = _checks.operands("cholesky", a=a)
+    (matrix,), _ = _checks.operands("cholesky", keep_stored=True, a=a)
     _checks.square("cholesky", "a", matrix)
     _checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES)
     factor, info = cholesky_op(
         matrix, upper=bool(upper), symmetrize=bool(symmetrize_input), accuracy=accuracy
     )
-    factor = factor.astype(dtype)
     return (factor, info) if return_info else factor
 
 
@@ -102,6 +101,10 @@ def _jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """dL = L Phi(L^-1 dA L^-H), Phi: the lower triangle with its diagonal halved."""
     (a,), (da,) = primals, tangents
+    if _checks.is_stored(a.dtype):
+        wide = (a.astype(jnp.float32),), (da.astype(jnp.float32),)
+        (factor, info), (tangent, _) = _jvp(params, *wide)
+        return (factor.astype(a.dtype), info), (tangent.astype(a.dtype), None)
     factor, info = cholesky_op(a, **params)
     upper = params["upper"]
     lower_factor = adjoint(factor) if upper else factor
@@ -119,7 +122,17 @@ def _jvp(
     return (factor, info), (adjoint(tangent) if upper else tangent, None)
 
 
+def _in_float32(a: Array, **params: Any) -> Sequence[Array]:
+    """float16 and bfloat16 by the kernel of float32, rounded once."""
+    factor, info = cholesky_op(a.astype(jnp.float32), **params)
+    return factor.astype(a.dtype), info
+
+
 def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[Array]:
+    if _checks.is_stored(a.dtype):
+        wide = a.astype(jnp.float32)
+        factor, info = _lax(wide, upper=upper, symmetrize=symmetrize, accuracy=accuracy)
+        return factor.astype(a.dtype), info
     hermitian = _hermitian_input(a, upper=upper, symmetrize=symmetrize)
     lower_factor = jax.lax.linalg.cholesky(hermitian, symmetrize_input=False)
     diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
@@ -165,6 +178,10 @@ cholesky_op = Operation(
         signature=lambda params: "(n,n)->(n,n),()",
         lax=_lax,
         jvp=_jvp,
+        fused=lambda platform, n, dtype: (
+            not _checks.is_stored(dtype) or _ffi.serves_stored(platform, n)
+        ),
+        composed=_in_float32,
         result_dtypes=(None, jnp.int32),
     ),
 )

@@ -218,8 +218,8 @@ static_assert(tuned("cho_solve", 8, 2, false, 90) == "block");
 static_assert(tuned("cho_solve", 8, 2, true, 90) == "block");  // as "ieee"
 
 constexpr Tier kTable[] = {
-    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, "wide", 90},
-    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, "tensor", 80, true},
+    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, 0, false, "wide", 90},
+    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, 0, false, "tensor", 80, true},
     {DType::kFloat32, 1, 32, "warp", 1, false, 1, 0},
     {DType::kFloat32, 1, 64, "block", 1, false, 1, 0},
 };

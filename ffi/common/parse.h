@@ -71,6 +71,18 @@ class CallReader {
     }
   }
 
+  // The same with the storage formats.
+  DType stored_dtype(const Array& array) {
+    switch (array.dtype) {
+      case ffi::DataType::F16:
+        return DType::kFloat16;
+      case ffi::DataType::BF16:
+        return DType::kBFloat16;
+      default:
+        return dtype(array);
+    }
+  }
+
   void require(bool holds, const char* what) {
     if (!holds) fail(what);
   }
@@ -138,7 +150,7 @@ inline CholeskyProblem parse<CholeskyProblem>(CallReader& call) {
   const auto info = call.result(1, 0);
   CholeskyProblem p{};
   if (call.error().failure()) return p;
-  p.dtype = call.dtype(a);
+  p.dtype = call.stored_dtype(a);
   p.batch = l.batch_count();
   p.n = a.core(0);
   p.upper = call.attribute<bool>("upper");

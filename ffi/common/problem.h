@@ -10,7 +10,12 @@
 
 namespace jax_batched {
 
-enum class DType { kFloat32, kFloat64, kComplex64, kComplex128 };
+// The last two are storage formats, of matrices that are computed in float32.
+enum class DType { kFloat32, kFloat64, kComplex64, kComplex128, kFloat16, kBFloat16 };
+
+constexpr bool is_storage_only(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
 
 template <class T>
 inline constexpr DType kDTypeOf = DType::kFloat32;
@@ -33,6 +38,19 @@ decltype(auto) with_element_type(DType dtype, F&& f) {
       return f(Complex<float>{});
     default:
       return f(Complex<double>{});
+  }
+}
+
+// The same with the storage formats, for the operations that have kernels for them.
+template <class F>
+decltype(auto) with_stored_type(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kFloat16:
+      return f(Float16{});
+    case DType::kBFloat16:
+      return f(BFloat16{});
+    default:
+      return with_element_type(dtype, f);
   }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <type_traits>
 
@@ -39,6 +40,28 @@ template <class T>
 using Real = typename RealOf<T>::type;
 template <class T>
 inline constexpr bool kIsComplex = !std::is_same_v<T, Real<T>>;
+
+// IEEE binary16 and bfloat16, storage formats only: a kernel that takes them computes in float32.
+struct Float16 {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+template <class S>
+struct ComputedOf {
+  using type = S;
+};
+template <>
+struct ComputedOf<Float16> {
+  using type = float;
+};
+template <>
+struct ComputedOf<BFloat16> {
+  using type = float;
+};
+template <class S>
+using Computed = typename ComputedOf<S>::type;
 
 template <class R>
 JAX_BATCHED_HD Complex<R> operator+(Complex<R> a, Complex<R> b) {

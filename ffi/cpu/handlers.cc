@@ -35,6 +35,7 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
                 ffi::Dictionary attributes) {
   CallReader call(args, results, attributes);
   Problem problem = parse<Problem>(call);
+  call.require(!is_storage_only(problem.dtype), "the CPU has no kernels for 16-bit elements");
   if (call.error().failure()) return failed(call.error());
   const bool reference = problem.kernel == "reference";
   if (!reference && !problem.kernel.empty()) {

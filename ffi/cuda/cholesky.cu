@@ -1,57 +1,63 @@
 #include "ffi/cuda/cholesky.h"
 
+#include <type_traits>
+
 #include "ffi/cuda/cholesky.cuh"
 #include "ffi/cuda/tiers.h"
 #include "ffi/cuda/tile/dispatch.cuh"
 #include "ffi/cuda/tile/launch.cuh"
+#include "ffi/cuda/tile/storage.cuh"
 
 namespace jax_batched::cuda {
 namespace {
 
 // What the thread tier and the warp tier need to launch one of their kernels.
-template <class T>
+template <class S>
 struct ThreadLauncher {
   cudaStream_t stream;
-  const CholeskyArguments<T>& args;
+  const CholeskyArguments<S>& args;
 
   template <int kN>
   cudaError_t run() const {
-    return launch<cholesky_thread_kernel<T, kN>>(stream, args.batch, 32, 32,
-                                                 cholesky_thread_shared_bytes<T, kN>(), args);
+    return launch<cholesky_thread_kernel<S, kN>>(stream, args.batch, 32, 32,
+                                                 cholesky_thread_shared_bytes<S, kN>(), args);
   }
 };
 
-template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
-cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<T>& args) {
-  return launch<cholesky_warp_kernel<T, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
+template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
+  return launch<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
       stream, args.batch, kWarps * kGroup, 32 * kWarps,
-      cholesky_warp_shared_bytes<T, kTiles, kGroup, kExact, kWarps>(), args);
+      cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
 }
 
-template <class T>
+template <class S>
 struct TierLauncher {
   static constexpr const auto& kTable = kCholeskyTiers;
   cudaStream_t stream;
-  const CholeskyArguments<T>& args;
+  const CholeskyArguments<S>& args;
 
   template <size_t kRow>
   cudaError_t tier() const {
     constexpr Tier kTier = kTable[kRow];
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
-    if constexpr (kTier.kernel == "thread") {
-      return with_size<kTier.max_n>(args.n, ThreadLauncher<T>{stream, args});
+    constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
+    if constexpr (kStored && (kTier.kernel == "block" || kTier.max_n > kCholeskyStoredMaxN)) {
+      return kDoesNotFit;  // no such kernel of 16-bit elements
+    } else if constexpr (kTier.kernel == "thread") {
+      return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      return args.n == 8 * kTiles ? launch_warp<T, kTiles, kTier.group, kTier.redundant, true,
+      return args.n == 8 * kTiles ? launch_warp<S, kTiles, kTier.group, kTier.redundant, true,
                                                 kTier.warps, kMinBlocks>(stream, args)
-                                  : launch_warp<T, kTiles, kTier.group, kTier.redundant, false,
+                                  : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
                                                 kTier.warps, kMinBlocks>(stream, args);
     } else {
-      return with_access(args.upper, args.n % kVector<T> == 0, [&](auto access) {
+      return with_access(args.upper, args.n % kVector<S> == 0, [&](auto access) {
         constexpr Access kAccess = decltype(access)::value;
-        using Factor = BlockFactor<T, kTier.depth, kAccess, kTier.prefetch>;
-        return launch<cholesky_block_kernel<T, kTier.depth, kAccess, kTier.prefetch, kMinBlocks>>(
+        using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch>;
+        return launch<cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kMinBlocks>>(
             stream, args.batch, 1, Factor::kThreads, Factor::kSharedBytes, args);
       });
     }
@@ -61,17 +67,18 @@ struct TierLauncher {
 }  // namespace
 
 // problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
-template <class T>
+template <class S>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
-  const CholeskyArguments<T> args{static_cast<const T*>(problem.a),
-                                  static_cast<T*>(problem.l),
+  using T = Computed<S>;
+  const CholeskyArguments<S> args{static_cast<const S*>(problem.a),
+                                  static_cast<S*>(problem.l),
                                   problem.info,
                                   problem.batch,
                                   static_cast<int>(problem.n),
                                   problem.upper,
                                   problem.symmetrize};
   const Call call{"cholesky", kDTypeOf<T>, problem.n, 1, problem.fast, /*capability=*/0};
-  return launch_tier<T>(call, problem.kernel, TierLauncher<T>{stream, args});
+  return launch_tier<T>(call, problem.kernel, TierLauncher<S>{stream, args});
 }
 
 template cudaError_t cholesky<JAX_BATCHED_SCALAR>(cudaStream_t, const CholeskyProblem&);

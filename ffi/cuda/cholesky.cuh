@@ -5,21 +5,24 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ffi/cuda/tile/block.cuh"
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/staging.cuh"
+#include "ffi/cuda/tile/storage.cuh"
 #include "ffi/cuda/tile/thread.cuh"
 
 namespace jax_batched::cuda {
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
-template <class T>
+// S is the type that elements are stored in (storage.cuh).
+template <class S>
 struct CholeskyArguments {
-  const T* a;
-  T* l;
+  const S* a;
+  S* l;
   int32_t* info;
   int64_t batch;
   int n;
@@ -28,67 +31,94 @@ struct CholeskyArguments {
 };
 
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
-template <class T, int kN>
-__global__ void __launch_bounds__(32) cholesky_thread_kernel(const CholeskyArguments<T> args) {
-  using Stage = RecordStage<T, kN * kN>;
-  T* stage = reinterpret_cast<T*>(dynamic_shared);
+template <class S, int kN>
+__global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyArguments<S> args) {
+  using Stage = MatrixStage<S, kN>;
+  using T = Computed<S>;
+  S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
   const int records = static_cast<int>(min(int64_t{32}, args.batch - first));
   Stage::load(stage, args.a + first * (kN * kN), records, lane);
   __syncwarp();
   if (lane < records) {
-    T* own = stage + lane * Stage::kStride;
+    S* own = stage + lane * Stage::kStride;
     Triangle<T, kN> l;
     Real<T> inverse[kN];
-    load_triangle<T, kN>(l, own, args.upper, args.symmetrize);
+    Stage::take(l, own, args.upper, args.symmetrize);
     const int info = factor_triangle<T, kN>(l, inverse);
     if (info != 0) {
       for_each_entry<kN>([&](int i, int j) { l[i][j] = quiet_nan<T>(); });
     }
-    store_triangle<T, kN>(own, l, args.upper);
+    Stage::put(own, l, args.upper);
     args.info[first + lane] = info;
   }
   __syncwarp();
   Stage::store(args.l + first * (kN * kN), stage, records, lane);
 }
 
-template <class T, int kN>
+template <class S, int kN>
 constexpr size_t cholesky_thread_shared_bytes() {
-  return RecordStage<T, kN * kN>::kElements * sizeof(T);
+  return MatrixStage<S, kN>::kElements * sizeof(S);
 }
+
+// Shared memory of one matrix of the warp kernel: the panel, then rows on their way in or out.
+template <class S, int kTiles, int kGroup, bool kExact>
+struct CholeskyWarpShared {
+  static constexpr int kPanelBytes =
+      Panel<Computed<S>, kTiles, kGroup>::kElements * static_cast<int>(sizeof(Computed<S>));
+  static constexpr int kBytes =
+      kPanelBytes + RowStage<S, kTiles, kExact>::kElements * static_cast<int>(sizeof(S));
+};
 
 // One warp for kGroup matrices of 8 * kTiles - 7 .. 8 * kTiles rows (kExact: of 8 * kTiles), held
 // in registers as tiles (fragment.cuh); panel by panel (panel.cuh), flushing 8 rows after each.
-template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
-    cholesky_warp_kernel(const CholeskyArguments<T> args) {
+    cholesky_warp_kernel(const CholeskyArguments<S> args) {
+  using T = Computed<S>;
   using Step = Panel<T, kTiles, kGroup>;
-  using Rows = RowStage<T, kTiles, kExact>;
-  constexpr int kElements = Step::kElements + Rows::kElements;  // shared, per matrix
+  using Shared = CholeskyWarpShared<S, kTiles, kGroup, kExact>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kGroup;
   if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = kExact ? 8 * kTiles : args.n;
-  T* shared = reinterpret_cast<T*>(dynamic_shared) + warp * (kGroup * kElements);
-  T* stage = shared + Step::kElements;  // of matrix 0; that of matrix q lies q * kElements further
+  const RowStage<S, kTiles, kExact> rows(args.n);
+  const int n = rows.n;
+  unsigned char* shared = dynamic_shared + warp * (kGroup * Shared::kBytes);
+  const auto panel = [=](int q) { return reinterpret_cast<T*>(shared + q * Shared::kBytes); };
+  const auto stage = [=](int q) {
+    return reinterpret_cast<S*>(shared + q * Shared::kBytes + Shared::kPanelBytes);
+  };
 
   Fragment<T, kTiles> m[kGroup];
+  MatrixRun<S> a[kGroup];
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) {
-    const int64_t index = min(first + q, args.batch - 1);
-    load_fragment<kExact, T, kTiles>(m[q], args.a + index * n * n, n, args.upper, args.symmetrize,
-                                     lane);
-    Rows::clear(stage + q * kElements, lane);
+    a[q] = rows.matrix(args.a, min(first + q, args.batch - 1), args.batch);
   }
+  // One triangle is read as fragments, whole sectors of it and no others. Both triangles, or the
+  // short rows of 16-bit elements, go through shared memory.
+  constexpr bool kDirect = std::is_same_v<S, T>;
+  if (kDirect && !args.symmetrize) {
+#pragma unroll
+    for (int q = 0; q < kGroup; ++q) {
+      load_fragment<kExact, T, kTiles>(m[q], reinterpret_cast<const T*>(a[q].data), n, args.upper,
+                                       lane);
+    }
+  } else {
+    load_staged<kGroup, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(shared), a,
+                                                    args.upper, kDirect || args.symmetrize, lane);
+  }
+#pragma unroll
+  for (int q = 0; q < kGroup; ++q) rows.clear(stage(q), lane);
   // In the panel phase this lane works on row r of matrix `mine`.
   const int mine = lane / Step::kLanes, r = lane % Step::kLanes;
-  T* own = shared + mine * kElements;
+  T* own = panel(mine);
   int info = 0;
 #pragma unroll
   for (int p = 0; p < kTiles; ++p) {
 #pragma unroll
-    for (int q = 0; q < kGroup; ++q) Step::publish(shared + q * kElements, m[q], p, lane);
+    for (int q = 0; q < kGroup; ++q) Step::publish(panel(q), m[q], p, lane);
     __syncwarp();
     T x[Step::kSlots][8], none[Step::kSlots];
     Step::load_rows(x, own, p, r);
@@ -104,13 +134,11 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
-      Step::read_back(m[q], shared + q * kElements, p, p, lane);
+      Step::read_back(m[q], panel(q), p, p, lane);
       if (first + q < args.batch) {
-        const int64_t offset = (first + q) * n * n;
-        Rows::flush(stage + q * kElements, m[q], p, args.l + offset, n,
-                    kExact ? 0 : static_cast<int>(offset % kVector<T>), args.upper, lane);
+        rows.flush(stage(q), m[q], p, args.l + (first + q) * n * n, a[q].shift, args.upper, lane);
       }
-      Step::update(m[q], shared + q * kElements, p, lane);
+      Step::update(m[q], panel(q), p, lane);
     }
     __syncwarp();
   }
@@ -123,10 +151,9 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
 }
 
-template <class T, int kTiles, int kGroup, bool kExact, int kWarps>
+template <class S, int kTiles, int kGroup, bool kExact, int kWarps>
 constexpr size_t cholesky_warp_shared_bytes() {
-  return size_t{kWarps} * kGroup * sizeof(T) *
-         (Panel<T, kTiles, kGroup>::kElements + RowStage<T, kTiles, kExact>::kElements);
+  return size_t{kWarps} * kGroup * CholeskyWarpShared<S, kTiles, kGroup, kExact>::kBytes;
 }
 
 // One block per matrix of any size.

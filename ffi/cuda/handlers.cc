@@ -40,14 +40,21 @@ cudaError_t launch(cudaStream_t stream, const SolvePosProblem& p) {
 }
 
 template <class Problem>
+cudaError_t launch_any(cudaStream_t stream, const Problem& p) {
+  return with_element_type(p.dtype, [&](auto t) { return launch<decltype(t)>(stream, p); });
+}
+cudaError_t launch_any(cudaStream_t stream, const CholeskyProblem& p) {
+  return with_stored_type(p.dtype, [&](auto t) { return launch<decltype(t)>(stream, p); });
+}
+
+template <class Problem>
 ffi::Error run(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets results,
                ffi::Dictionary attributes) {
   CallReader call(args, results, attributes);
   const Problem problem = parse<Problem>(call);
   if (call.error().failure()) return call.error();
   if (problem.batch == 0) return ffi::Error::Success();
-  const cudaError_t status = with_element_type(
-      problem.dtype, [&](auto t) { return launch<decltype(t)>(stream, problem); });
+  const cudaError_t status = launch_any(stream, problem);
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal(std::string("jax_batched: CUDA launch failed: ") +
                               cudaGetErrorString(status));

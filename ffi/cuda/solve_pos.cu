@@ -27,6 +27,13 @@ cudaError_t launch_warp(cudaStream_t stream, const SolvePosArguments<T>& args) {
       solve_pos_warp_shared_bytes<T, kTiles, kGroup, kWarps>(), args);
 }
 
+template <class T, int kSlots, int kLanes, bool kMany, int kWarps, int kMinBlocks>
+cudaError_t launch_rows(cudaStream_t stream, const SolvePosArguments<T>& args) {
+  return launch<solve_pos_rows_kernel<T, kSlots, kLanes, kMany, kWarps, kMinBlocks>>(
+      stream, args.batch, kWarps * (32 / kLanes), 32 * kWarps,
+      solve_pos_rows_shared_bytes<T, kSlots, kLanes, kWarps>(), args);
+}
+
 template <class T>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -39,6 +46,14 @@ struct TierLauncher {
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
     if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<T>{stream, args});
+    } else if constexpr (kTier.kernel == "rows") {
+      constexpr int kLanes = 32 / kTier.group;
+      constexpr int kSlots = ceil_div(kTier.max_n, kLanes);
+      static_assert(kTier.min_n > kLanes * (kSlots - 1), "only the last slot may be ragged");
+      if (args.nrhs == 1) {
+        return launch_rows<T, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
+      }
+      return launch_rows<T, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");

@@ -10,6 +10,7 @@
 #include "ffi/common/problem.h"
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/panel.cuh"
+#include "ffi/cuda/tile/rows.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/thread.cuh"
 
@@ -125,6 +126,101 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
 template <class T, int kN>
 constexpr size_t solve_pos_thread_shared_bytes() {
   return RecordStage<T, kN * kN>::kElements * sizeof(T);
+}
+
+// kLanes lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for
+// several right-hand sides: they need registers that one does not.
+template <class T, int kSlots, int kLanes, bool kMany, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    solve_pos_rows_kernel(const SolvePosArguments<T> args) {
+  using Matrix = Rows<T, kSlots, kLanes>;
+  // Right-hand sides at a time, where there are several. The code for 4 would overflow the
+  // instruction cache beyond 5 slots.
+  constexpr int kTogether = kSlots > 5 ? 1 : 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int q = lane / kLanes, g = lane % kLanes;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * Matrix::kMatrices;
+  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  // A warp that is not full computes the last matrix again.
+  const int64_t entry = min(first + q, args.batch - 1);
+  const bool stored = first + q < args.batch;
+  const int n = args.n;
+  const int64_t nrhs = args.nrhs;
+  T* shared =
+      reinterpret_cast<T*>(dynamic_shared) + (warp * Matrix::kMatrices + q) * Matrix::kElements;
+  const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
+  Matrix::start_copy(shared, a, n, args.upper, g);
+  commit_copies();
+
+  const T* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
+  T* x = args.x + entry * n * nrhs;
+  const auto load_rhs = [&](T(&y)[kSlots], int64_t column) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int i = kLanes * s + g;
+      y[s] = i < n ? conj_if(args.upper, b[i * nrhs + column]) : T(0);
+    }
+  };
+  T y[kSlots];
+  load_rhs(y, 0);
+  wait_for_copies<0>();
+  __syncwarp();
+  Matrix m;
+  m.load(shared, n, g);
+  __syncwarp();
+  m.factor(shared, y, g);
+  const bool mine = m.needs_repair(lane);
+  if (__any_sync(kFullWarp, mine)) {
+    __syncwarp();  // every lane has read the last column
+    Matrix::start_copy(shared, a, n, args.upper, g);
+    commit_copies();
+    wait_for_copies<0>();
+    __syncwarp();
+    m.repair(shared, mine, n, g);
+    if constexpr (!kMany) {
+      T again[1][kSlots];
+      load_rhs(again[0], 0);
+      m.solve_forward(again, g);
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) y[s] = mine ? again[0][s] : y[s];
+    }
+  }
+  const int info = m.info(lane);
+  if (g == 0 && stored) args.info[entry] = info;
+  const auto store_solution = [&](const T(&v)[kSlots], int64_t column) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int i = kLanes * s + g;
+      if (i < n && stored) {
+        x[i * nrhs + column] = info ? quiet_nan<T>() : conj_if(args.upper, v[s]);
+      }
+    }
+  };
+  if constexpr (!kMany) {
+    T v[1][kSlots];
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) v[0][s] = y[s];
+    m.solve_backward(v, g);
+    store_solution(v[0], 0);
+  } else {
+#pragma unroll 1
+    for (int64_t column = 0; column < nrhs; column += kTogether) {
+      T v[kTogether][kSlots];
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) load_rhs(v[c], min(column + c, nrhs - 1));
+      m.solve_forward(v, g);
+      m.solve_backward(v, g);
+#pragma unroll
+      for (int c = 0; c < kTogether; ++c) {
+        if (column + c < nrhs) store_solution(v[c], column + c);
+      }
+    }
+  }
+}
+
+template <class T, int kSlots, int kLanes, int kWarps>
+constexpr size_t solve_pos_rows_shared_bytes() {
+  return size_t{kWarps} * (32 / kLanes) * Rows<T, kSlots, kLanes>::kElements * sizeof(T);
 }
 
 // What one warp keeps in shared memory per matrix, besides the panel: the factor's diagonal blocks,

@@ -15,41 +15,67 @@ namespace jax_batched::cuda {
 inline constexpr int64_t kSubstitutionMaxN = 32768;
 
 // "thread" is compiled for each n up to this.
-inline constexpr int kThreadSubstitutionMaxN = 8;
+constexpr int thread_substitution_max_n(DType dtype) { return dtype == DType::kFloat32 ? 15 : 8; }
 
-// "warp" is compiled for n up to this, a multiple of 32.
-template <class T>
-inline constexpr int kWarpSubstitutionMaxN = 64;
-template <>
-inline constexpr int kWarpSubstitutionMaxN<float> = 128;
-template <>
-inline constexpr int kWarpSubstitutionMaxN<double> = 96;
+// "warp": so many lanes take a matrix, and each so many of its rows. The first that fits serves.
+// Few lanes save instructions where they bound the time: with several right-hand sides, or many
+// small matrices. Many lanes leave each matrix less time in shared memory.
+struct WarpSubstitutionTier {
+  int lanes;
+  int rows;
+  bool one_column;       // serves problems with one right-hand side
+  bool several_columns;  // and with more
+};
+inline constexpr WarpSubstitutionTier kWarpSubstitutionTiers[] = {
+    {8, 2, true, true},   {8, 3, true, true},  {16, 2, true, false},
+    {8, 4, false, true},  {16, 3, true, true}, {32, 2, true, false},
+    {16, 4, false, true}, {32, 3, true, true}, {32, 4, true, true},
+};
+// Complex numbers: up to 64 rows.
+constexpr int warp_substitution_max_n(DType dtype) {
+  return dtype == DType::kFloat32 || dtype == DType::kFloat64 ? 128 : 64;
+}
 
 // The largest n that a kernel serves.
-inline int64_t substitution_max_n(DType dtype, std::string_view kernel) {
-  if (kernel == "thread") return kThreadSubstitutionMaxN;
-  if (kernel != "warp") return kSubstitutionMaxN;
-  return with_element_type(dtype, [](auto t) { return kWarpSubstitutionMaxN<decltype(t)>; });
+constexpr int64_t substitution_max_n(DType dtype, std::string_view kernel) {
+  if (kernel == "thread") return thread_substitution_max_n(dtype);
+  if (kernel == "warp") return warp_substitution_max_n(dtype);
+  return kSubstitutionMaxN;
 }
 
-inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp", "block", "columns"};
+inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp", "stream", "columns"};
 
-// Right-hand sides that "warp" and "block" take at a time, if there are more than one.
-inline constexpr int kSubstitutionColumns = 4;
-
-// From this n on, "block" takes tiles of 128 rows instead of 64, with `columns` right-hand sides at
-// a time.
-constexpr int64_t substitution_tall_tile_min_n(DType dtype, int columns) {
-  switch (dtype) {
-    case DType::kFloat32:
-    case DType::kComplex64:
-      return columns == 1 ? 225 : kAny;
-    case DType::kFloat64:
-      return 225;
-    default:
-      return kAny;
-  }
+// Right-hand sides that "warp" and "stream" take at a time.
+constexpr int substitution_columns(int64_t nrhs, bool complex) {
+  return nrhs == 1 ? 1 : nrhs == 2 && !complex ? 2 : 4;
 }
+
+// "stream": how many tiles are in shared memory or on their way. More of them leave room for fewer
+// matrices in flight, of which the second sweep then finds more in L2.
+struct StreamSubstitutionTier {
+  DType dtype;
+  int columns;
+  bool second_sweep;  // serves two sweeps with aligned rows; else the rest
+  int64_t max_n;
+  int stages;
+};
+inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
+    {DType::kFloat32, 1, true, 144, 4},     {DType::kFloat32, 1, true, 224, 6},
+    {DType::kFloat32, 1, true, kAny, 8},    {DType::kFloat32, 1, false, kAny, 3},
+    {DType::kFloat32, 2, true, kAny, 4},    {DType::kFloat32, 2, false, kAny, 4},
+    {DType::kFloat32, 4, true, kAny, 4},    {DType::kFloat32, 4, false, kAny, 4},
+
+    {DType::kFloat64, 1, true, 144, 3},     {DType::kFloat64, 1, true, 320, 6},
+    {DType::kFloat64, 1, true, kAny, 8},    {DType::kFloat64, 1, false, kAny, 3},
+    {DType::kFloat64, 2, true, kAny, 4},    {DType::kFloat64, 2, false, kAny, 4},
+    {DType::kFloat64, 4, true, kAny, 3},    {DType::kFloat64, 4, false, kAny, 3},
+
+    {DType::kComplex64, 1, true, kAny, 3},  {DType::kComplex64, 1, false, kAny, 3},
+    {DType::kComplex64, 4, true, kAny, 3},  {DType::kComplex64, 4, false, kAny, 3},
+
+    {DType::kComplex128, 1, true, kAny, 2}, {DType::kComplex128, 1, false, kAny, 2},
+    {DType::kComplex128, 4, true, kAny, 2}, {DType::kComplex128, 4, false, kAny, 2},
+};
 
 // Where nothing was measured (tuned_tiers.h), the first row with the problem's dtype and sweeps,
 // n <= max_n and nrhs <= max_nrhs serves.
@@ -63,43 +89,46 @@ struct SubstitutionTier {
 
 // As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n.
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
-    {DType::kFloat32, 0, 8, 64, "thread"},
+    {DType::kFloat32, 0, 15, 64, "thread"},
     {DType::kFloat32, 1, 80, 1, "warp"},
-    {DType::kFloat32, 2, 112, 1, "warp"},
-    {DType::kFloat32, 0, 4096, 1, "block"},
-    {DType::kFloat32, 1, 96, 16, "warp"},
-    {DType::kFloat32, 2, 128, 16, "warp"},
-    {DType::kFloat32, 0, 320, 16, "block"},
+    {DType::kFloat32, 2, 104, 1, "warp"},
+    {DType::kFloat32, 0, 4096, 1, "stream"},
+    {DType::kFloat32, 0, 96, 16, "warp"},
+    {DType::kFloat32, 0, 128, 4, "stream"},
+    {DType::kFloat32, 0, 128, 16, "warp"},
+    {DType::kFloat32, 0, 320, 16, "stream"},
     {DType::kFloat32, 0, 320, kAny, "columns"},
-    {DType::kFloat32, 0, 4096, 32, "block"},
+    {DType::kFloat32, 0, 4096, 32, "stream"},
     {DType::kFloat32, 0, kAny, kAny, "columns"},
 
     {DType::kFloat64, 0, 8, 64, "thread"},
-    {DType::kFloat64, 1, 40, 1, "warp"},
-    {DType::kFloat64, 2, 80, 1, "warp"},
-    {DType::kFloat64, 0, 2048, 1, "block"},
+    {DType::kFloat64, 0, 64, 1, "warp"},
+    {DType::kFloat64, 0, 2048, 1, "stream"},
+    {DType::kFloat64, 0, 32, 16, "warp"},
     {DType::kFloat64, 1, 64, 8, "warp"},
-    {DType::kFloat64, 2, 96, 16, "warp"},
-    {DType::kFloat64, 0, 320, 8, "block"},
+    {DType::kFloat64, 2, 64, 16, "warp"},
+    {DType::kFloat64, 0, 320, 8, "stream"},
     {DType::kFloat64, 0, 320, kAny, "columns"},
-    {DType::kFloat64, 0, 2048, 32, "block"},
+    {DType::kFloat64, 0, 2048, 32, "stream"},
     {DType::kFloat64, 0, kAny, kAny, "columns"},
 
     {DType::kComplex64, 0, 8, 64, "thread"},
-    {DType::kComplex64, 0, 64, 8, "warp"},
-    {DType::kComplex64, 0, 160, 8, "block"},
+    {DType::kComplex64, 0, 16, 16, "warp"},
+    {DType::kComplex64, 1, 64, 8, "warp"},
+    {DType::kComplex64, 2, 64, 16, "warp"},
+    {DType::kComplex64, 0, 160, 8, "stream"},
     {DType::kComplex64, 0, 160, kAny, "columns"},
-    {DType::kComplex64, 0, 2048, 16, "block"},
+    {DType::kComplex64, 0, 2048, 16, "stream"},
     {DType::kComplex64, 0, kAny, kAny, "columns"},
 
     {DType::kComplex128, 0, 8, 64, "thread"},
-    {DType::kComplex128, 1, 40, 1, "warp"},
-    {DType::kComplex128, 2, 64, 1, "warp"},
-    {DType::kComplex128, 0, 1024, 1, "block"},
+    {DType::kComplex128, 0, 16, 16, "warp"},
+    {DType::kComplex128, 0, 48, 8, "warp"},
+    {DType::kComplex128, 0, 160, 1, "stream"},
     {DType::kComplex128, 0, 64, 8, "warp"},
-    {DType::kComplex128, 0, 160, 8, "block"},
+    {DType::kComplex128, 0, 160, 8, "stream"},
     {DType::kComplex128, 0, 160, kAny, "columns"},
-    {DType::kComplex128, 0, 1024, 16, "block"},
+    {DType::kComplex128, 0, 1024, 16, "stream"},
     {DType::kComplex128, 0, kAny, kAny, "columns"},
 };
 

@@ -22,8 +22,8 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  std::string_view kernel;  // "thread", "warp" or "block"
-  int group;                // matrices per warp that share the panel phase ("warp")
+  std::string_view kernel;  // "thread", "rows", "warp" or "block"
+  int group;                // matrices of a warp, side by side ("rows", "warp")
   bool redundant;           // every lane factors the 8x8 diagonal block for itself ("warp")
   int warps;                // warps per block
   int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
@@ -112,7 +112,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
-    {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
+    {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 4, 5},
     {DType::kFloat64, 17, 24, "warp", 1, false, 4, 5},
     {DType::kFloat64, 25, 32, "warp", 1, false, 4, 5},
@@ -123,7 +123,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 1, 160, "block", 1, false, 4, 3, 16},
     {DType::kFloat64, 161, 512, "block", 1, false, 4, 2, 32, true},
 
-    {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
+    {DType::kComplex64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
     {DType::kComplex64, 17, 24, "warp", 2, false, 4, 0},
     {DType::kComplex64, 25, 32, "warp", 1, false, 1, 0},
@@ -133,7 +133,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
     {DType::kComplex64, 1, 512, "block", 1, false, 4, 3, 16, true},
 
-    {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
+    {DType::kComplex128, 1, 9, "thread", 32, false, 1, 0},
     {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
     {DType::kComplex128, 17, 24, "warp", 2, false, 4, 0},
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
@@ -145,13 +145,21 @@ inline constexpr Tier kCholeskyTiers[] = {
 
 static_assert(names_are_distinct(kCholeskyTiers), "give rows that overlap a variant");
 
+// The rows of float32 serve 16-bit elements, too, up to this n, where casts take over.
+inline constexpr int kCholeskyStoredMaxN = 96;
+
 template <class T>
 inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
 
 // ---- solve_pos ----
 
 inline constexpr Tier kSolvePosTiers[] = {
-    {DType::kFloat32, 1, 16, "thread", 32, false, 1, 0},
+    {DType::kFloat32, 1, 15, "thread", 32, false, 1, 0},
+    {DType::kFloat32, 9, 16, "rows", 4, false, 1, 32},
+    {DType::kFloat32, 17, 24, "rows", 4, false, 1, 20},
+    {DType::kFloat32, 25, 32, "rows", 4, false, 1, 16},
+    {DType::kFloat32, 33, 40, "rows", 4, false, 1, 12},
+    {DType::kFloat32, 41, 48, "rows", 4, false, 1, 0},
     {DType::kFloat32, 9, 16, "warp", 2, true, 4, 0},
     {DType::kFloat32, 17, 24, "warp", 2, false, 4, 5},
     {DType::kFloat32, 25, 32, "warp", 2, false, 4, 5},
@@ -165,6 +173,9 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
+    {DType::kFloat64, 9, 16, "rows", 4, false, 1, 20},
+    {DType::kFloat64, 17, 24, "rows", 4, false, 1, 12},
+    {DType::kFloat64, 25, 32, "rows", 4, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
     {DType::kFloat64, 17, 24, "warp", 2, false, 4, 0},
     {DType::kFloat64, 25, 32, "warp", 2, false, 1, 12},

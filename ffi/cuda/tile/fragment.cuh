@@ -10,8 +10,10 @@
 
 #include <cstdint>
 
+#include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/staging.cuh"
+#include "ffi/cuda/tile/storage.cuh"
 
 namespace jax_batched::cuda {
 
@@ -29,16 +31,16 @@ __device__ __forceinline__ void for_each_pair(int lane, F&& f) {
   }
 }
 
-// Loads what the factorization reads of a row-major matrix; rows from n on are those of the
+// Loads the triangle of a row-major matrix that is factored; rows from n on are those of the
 // identity. kExact: n == 8 * kTiles; otherwise 8 * (kTiles - 1) < n.
 template <bool kExact, class T, int kTiles>
 __device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const T* __restrict__ a,
-                                              int n, bool upper, bool symmetrize, int lane) {
+                                              int n, bool upper, int lane) {
   if (kExact) n = 8 * kTiles;
   // Only the last row of tiles is ragged, and only diagonal tiles hold entries above the diagonal.
   const auto in_matrix = [=](int i, int r) { return kExact || i < kTiles - 1 || r < n; };
   const auto in_triangle = [](int i, int j, int r, int c) { return j < i || c <= r; };
-  if (!upper || symmetrize) {
+  if (!upper) {
     if (kExact || n % 2 == 0) {
       for_each_pair<kTiles>(lane, [&](int i, int j, int r, int c) {
         Pair<T> v{T(r == c), T(r == c + 1)};
@@ -66,59 +68,108 @@ __device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const T* _
       m[i][j][1] = v.b;
     });
   }
-  if (symmetrize) {
-    // (a_rc + conj(a_cr)) / 2, conjugated for an upper factor.
-    for_each_pair<kTiles>(lane, [&](int i, int j, int r, int c) {
-      const auto mean = [&](T below, T above) {
-        return upper ? hermitian_mean(above, below) : hermitian_mean(below, above);
-      };
-      if (in_matrix(i, r) && in_triangle(i, j, r, c)) m[i][j][0] = mean(m[i][j][0], a[c * n + r]);
-      if (in_matrix(i, r) && in_triangle(i, j, r, c + 1)) {
-        m[i][j][1] = mean(m[i][j][1], a[(c + 1) * n + r]);
+}
+
+template <bool kExact, class T, int kTiles>
+__device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const T* __restrict__ a,
+                                              int n, bool upper, bool /*symmetrize*/, int lane) {
+  load_fragment<kExact, T, kTiles>(m, a, n, upper, lane);
+}
+
+// A matrix in global memory: how many elements past a 16-byte boundary it begins, and how many
+// elements from its first one on may be read (its own, and some of what follows).
+template <class S>
+struct MatrixRun {
+  const S* data;
+  int shift;
+  int available;
+};
+
+// Eight rows of a matrix in one warp's shared memory, on their way in (fetch, take) or out (flush).
+// In global memory they are one run, moved as 16-byte vectors. On the way out that saves the
+// partial sectors which fragment stores would write where a row is not a multiple of 32 bytes (a
+// factor 2 in time). On the way in it saves registers: asynchronous copies wait for memory without
+// them.
+//
+// Element (r, c) of the 8 rows lies at shift + r * stride + c. Exact sizes use padded rows, against
+// bank conflicts; others lie as in global memory, `shift` elements past a 16-byte boundary.
+template <class S, int kTiles, bool kExact>
+struct RowStage {
+  using T = Computed<S>;
+  // The pairs of neighbouring rows in different banks; of 8-byte elements, also a tile's columns.
+  static constexpr int kPaddedRow =
+      8 * kTiles + (sizeof(S) <= 4 ? (kTiles % 2 == 0 ? 8 : 0) : kVector<S>);
+  static constexpr int kElements = 8 * (kExact ? kPaddedRow : 8 * kTiles);
+
+  int n, stride;
+
+  explicit __device__ __forceinline__ RowStage(int size)
+      : n(kExact ? 8 * kTiles : size), stride(kExact ? kPaddedRow : size) {}
+
+  // Matrix `index` of `batch`, from an array on a 16-byte boundary.
+  __device__ __forceinline__ MatrixRun<S> matrix(const S* array, int64_t index,
+                                                 int64_t batch) const {
+    const int64_t offset = index * n * n, left = (batch - index) * n * n;
+    return {array + offset, kExact ? 0 : static_cast<int>(offset % kVector<S>),
+            static_cast<int>(min(left, int64_t{1} << 20))};
+  }
+
+  // Starts the copy of rows 8p .. of a matrix. Vectors at the ends reach into the matrices around.
+  __device__ __forceinline__ void fetch(S* stage, const MatrixRun<S>& a, int p, int lane) const {
+    const int begin = 8 * p * n - a.shift, end = min(n, 8 * p + 8) * n;
+    for_each_vector(lane, [&](int vector, int position) {
+      const int first = begin + vector * kVector<S>;
+      if (kExact || (first < end && first + kVector<S> <= a.available)) {
+        copy_async(reinterpret_cast<Vector<S>*>(stage + position),
+                   reinterpret_cast<const Vector<S>*>(a.data + first));
+      } else if (first < end) {  // the last of the last matrix
+        for (int e = first; e < a.available; ++e) stage[position + e - first] = a.data[e];
       }
     });
   }
-}
 
-// Rows 8p .. 8p+7 of the factor on their way out, as one run of global memory: fragment stores
-// would write partial sectors where a row is not a multiple of 32 bytes, which costs a factor 2.
-// Exact sizes use padded rows (no bank conflicts), others rows that lie as in global memory.
-template <class T, int kTiles, bool kExact>
-struct RowStage {
-  static constexpr int kPaddedRow = 8 * kTiles + static_cast<int>(32 / sizeof(T));
-  static constexpr int kElements = kExact ? 8 * kPaddedRow : 64 * kTiles + 8;
-
-  static __device__ __forceinline__ void clear(T* stage, int lane) {
-    for (int e = lane; e < kElements; e += 32) stage[e] = T(0);
+  // What a factorization reads of rows 8p .. -> fragments, for p from 0 on: of two mirrored entries
+  // the upper one, read first, waits in the fragment of the lower one.
+  __device__ __forceinline__ void take(Fragment<T, kTiles>& m, const S* stage, int shift, int p,
+                                       bool upper, bool symmetrize, int lane) const {
+    if (kExact || n % 2 == 0) {
+      take_rows<true>(m, stage + shift, p, upper, symmetrize, lane);
+    } else {
+      take_rows<false>(m, stage + shift, p, upper, symmetrize, lane);
+    }
   }
 
-  // Writes rows 8p..8p+7 of L (or of U: columns 8p.. of L, transposed) to l, a factor whose first
-  // element lies `shift` elements past a 16-byte boundary. Needs the stage cleared before p = 0:
-  // what lies right of the diagonal tile is never written; for U the tile left of it is cleared.
-  static __device__ __forceinline__ void flush(T* stage, const Fragment<T, kTiles>& m, int p, T* l,
-                                               int n, int shift, bool upper, int lane) {
+  static __device__ __forceinline__ void clear(S* stage, int lane) {
+    for (int v = lane; v < kElements / kVector<S>; v += 32) {
+      reinterpret_cast<uint4*>(stage)[v] = uint4{0, 0, 0, 0};
+    }
+  }
+
+  // Writes rows 8p .. of L (or of U: columns 8p.. of L, transposed) to l, a factor. Needs the stage
+  // cleared before p = 0: what lies right of the diagonal tile is never written; for U the tile
+  // left of it is cleared.
+  __device__ __forceinline__ void flush(S* stage, const Fragment<T, kTiles>& m, int p, S* l,
+                                        int shift, bool upper, int lane) const {
     const int g = lane / 4, c = 2 * (lane % 4);
-    const int row = kExact ? kPaddedRow : n;
-    if (kExact) n = 8 * kTiles;
-    T* s = kExact ? stage : stage + shift;
+    S* s = stage + shift;
     if (!upper) {
       const auto in_rows = kExact || p < kTiles - 1 || 8 * p + g < n;
       const auto in_matrix = [&](int j, int column) {
         return in_rows && (kExact || j < kTiles - 1 || column < n);
       };
-      T* to = s + g * row + c;
+      S* to = s + g * stride + c;
       if (kExact || n % 2 == 0) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           if (j > p || !in_matrix(j, 8 * j + c)) continue;
-          *reinterpret_cast<Pair<T>*>(to + 8 * j) = {m[p][j][0], m[p][j][1]};
+          *reinterpret_cast<Pair<S>*>(to + 8 * j) = {narrow<S>(m[p][j][0]), narrow<S>(m[p][j][1])};
         }
       } else {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           if (j > p) continue;
-          if (in_matrix(j, 8 * j + c)) to[8 * j] = m[p][j][0];
-          if (in_matrix(j, 8 * j + c + 1)) to[8 * j + 1] = m[p][j][1];
+          if (in_matrix(j, 8 * j + c)) to[8 * j] = narrow<S>(m[p][j][0]);
+          if (in_matrix(j, 8 * j + c + 1)) to[8 * j + 1] = narrow<S>(m[p][j][1]);
         }
       }
     } else {
@@ -126,30 +177,132 @@ struct RowStage {
       for (int i = 0; i < kTiles; ++i) {
         if (i < p - 1) continue;
         const bool zero = i == p - 1;
-        T* to = s + c * row + 8 * i + g;
+        S* to = s + c * stride + 8 * i + g;
         const bool in_columns = kExact || i < kTiles - 1 || 8 * i + g < n;
         const bool all_rows = kExact || p < kTiles - 1;
-        if (in_columns && (all_rows || 8 * p + c < n)) to[0] = zero ? T(0) : m[i][p][0];
-        if (in_columns && (all_rows || 8 * p + c + 1 < n)) to[row] = zero ? T(0) : m[i][p][1];
+        if (in_columns && (all_rows || 8 * p + c < n)) to[0] = narrow<S>(zero ? T(0) : m[i][p][0]);
+        if (in_columns && (all_rows || 8 * p + c + 1 < n))
+          to[stride] = narrow<S>(zero ? T(0) : m[i][p][1]);
       }
     }
     __syncwarp();
-    T* dst = l + 8 * p * n;
+    S* run = l + 8 * p * n;
     if constexpr (kExact) {
-      constexpr int kRowVectors = 8 * kTiles / kVector<T>;
-#pragma unroll
-      for (int first = 0; first < 8 * kRowVectors; first += 32) {
-        const int v = first + lane;
-        if (8 * kRowVectors % 32 == 0 || v < 8 * kRowVectors) {
-          reinterpret_cast<Vector<T>*>(dst)[v] = *reinterpret_cast<const Vector<T>*>(
-              stage + v / kRowVectors * kPaddedRow + v % kRowVectors * kVector<T>);
-        }
-      }
+      for_each_vector(lane, [&](int vector, int position) {
+        reinterpret_cast<Vector<S>*>(run)[vector] =
+            *reinterpret_cast<const Vector<S>*>(stage + position);
+      });
     } else {
-      store_run<kElements>(dst, shift, min(8, n - 8 * p) * n, stage, lane);
+      store_run<kElements>(run, shift, min(8, n - 8 * p) * n, stage, lane);
     }
     __syncwarp();
   }
+
+ private:
+  // Calls f(vector, position) for this lane's vectors of the run: which one it is, and where it
+  // lies in the stage.
+  template <class F>
+  static __device__ __forceinline__ void for_each_vector(int lane, F&& f) {
+    constexpr int kVectors = 64 * kTiles / kVector<S>, kRowVectors = 8 * kTiles / kVector<S>;
+    constexpr int kUnroll = kExact ? ceil_div(kVectors, 32) : kVectorUnroll<kVectors>;
+#pragma unroll kUnroll
+    for (int first = 0; first < kVectors; first += 32) {
+      const int v = first + lane;
+      if (kVectors % 32 != 0 && v >= kVectors) continue;
+      const int padding =
+          kElements == 64 * kTiles ? 0 : v / kRowVectors * (kPaddedRow - 8 * kTiles);
+      f(v, v * kVector<S> + padding);
+    }
+  }
+
+  template <bool kPairs>
+  __device__ __forceinline__ void take_rows(Fragment<T, kTiles>& m, const S* rows, int p,
+                                            bool upper, bool symmetrize, int lane) const {
+    const int g = lane / 4, h = 2 * (lane % 4);
+    // This lane's pair of tile (p, j), and of the transposed tile (p, j).
+    const auto across = [&](int j) {
+      const S* s = rows + g * stride + 8 * j + h;
+      if (!kPairs) return Pair<T>{widen(s[0]), widen(s[1])};
+      const auto v = *reinterpret_cast<const Pair<S>*>(s);
+      return Pair<T>{widen(v.a), widen(v.b)};
+    };
+    const auto down = [&](int j) {
+      const S* s = rows + h * stride + 8 * j + g;
+      return Pair<T>{widen(s[0]), widen(s[stride])};
+    };
+    // Tile (i, j) = v, of the identity above the diagonal and from row n on.
+    const auto set = [&](int i, int j, Pair<T> v) {
+      const int r = 8 * i + g, c = 8 * j + h;
+      const bool in_matrix = kExact || i < kTiles - 1 || r < n;
+      m[i][j][0] = in_matrix && (j < i || c <= r) ? v.a : T(r == c);
+      m[i][j][1] = in_matrix && (j < i || c < r) ? v.b : T(r == c + 1);
+    };
+    if (symmetrize) {
+      // (a_rc + conj(a_cr)) / 2, conjugated for an upper factor.
+      const auto mean = [&](Pair<T> below, Pair<T> above) {
+        return upper ? Pair<T>{hermitian_mean(above.a, below.a), hermitian_mean(above.b, below.b)}
+                     : Pair<T>{hermitian_mean(below.a, above.a), hermitian_mean(below.b, above.b)};
+      };
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (j < p) {
+          set(p, j, mean(across(j), {m[p][j][0], m[p][j][1]}));
+        } else if (j == p) {
+          set(p, p, mean(across(p), down(p)));
+        } else {
+          const Pair<T> above = down(j);
+          m[j][p][0] = above.a;
+          m[j][p][1] = above.b;
+        }
+      }
+    } else if (upper) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (j >= p) set(j, p, down(j));
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (j <= p) set(p, j, across(j));
+      }
+    }
+  }
 };
+
+// Loads kGroup matrices through shared memory, `kArea` elements of S for each: as many rows of
+// tiles as fit are on their way at once.
+template <int kGroup, int kArea, class S, class T, int kTiles, bool kExact>
+__device__ __forceinline__ void load_staged(Fragment<T, kTiles> (&m)[kGroup],
+                                            const RowStage<S, kTiles, kExact>& rows, S* shared,
+                                            const MatrixRun<S> (&a)[kGroup], bool upper,
+                                            bool symmetrize, int lane) {
+  using Rows = RowStage<S, kTiles, kExact>;
+  constexpr int kFlight = kArea / Rows::kElements < kTiles ? kArea / Rows::kElements : kTiles;
+  static_assert(kFlight > 0 && kArea % kVector<S> == 0);
+  const auto stage = [&](int q, int p) {
+    return shared + q * kArea + p % kFlight * Rows::kElements;
+  };
+  // One group of copies, an empty one past the last row of tiles.
+  const auto fetch = [&](int p) {
+#pragma unroll
+    for (int q = 0; q < kGroup; ++q) {
+      if (p < kTiles) rows.fetch(stage(q, p), a[q], p, lane);
+    }
+    commit_copies();
+  };
+#pragma unroll
+  for (int p = 0; p < kFlight; ++p) fetch(p);
+#pragma unroll
+  for (int p = 0; p < kTiles; ++p) {
+    wait_for_copies<kFlight - 1>();
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < kGroup; ++q) {
+      rows.take(m[q], stage(q, p), a[q].shift, p, upper, symmetrize, lane);
+    }
+    __syncwarp();
+    fetch(p + kFlight);
+  }
+}
 
 }  // namespace jax_batched::cuda

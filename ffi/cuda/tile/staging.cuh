@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/storage.cuh"
 
 namespace jax_batched::cuda {
 
@@ -64,6 +65,11 @@ struct RecordStage {
   }
 };
 
+// How far a loop over vectors, 32 a round, is unrolled: kernels of large matrices are close to what
+// the instruction cache holds.
+template <int kVectors>
+inline constexpr int kVectorUnroll = kVectors <= 128 ? ceil_div(kVectors, 32) : 1;
+
 // Stores `count` neighbouring elements (shift + count <= kMaxCount) by one warp, as 16-byte vectors
 // save at the two ends. `shift` is how many elements past a 16-byte boundary dst lies; the elements
 // are at stage + shift, so that global and shared vectors line up.
@@ -73,7 +79,8 @@ __device__ __forceinline__ void store_run(T* dst, int shift, int count, const T*
   const int end = shift + count;
   const int first = shift != 0 ? 1 : 0;
   const int last = end / kVector<T>;
-#pragma unroll
+  constexpr int kUnroll = kVectorUnroll<kMaxCount / kVector<T>>;
+#pragma unroll kUnroll
   for (int round = 0; round < ceil_div(kMaxCount / kVector<T>, 32); ++round) {
     const int v = 32 * round + lane;
     if (v >= first && v < last) {
@@ -88,11 +95,13 @@ __device__ __forceinline__ void store_run(T* dst, int shift, int count, const T*
 }
 
 // A failed matrix: NaN in the triangle that carries data, zeros in the other.
-template <class T>
-__device__ __noinline__ void fill_failed(T* l, int n, bool upper, int thread, int threads) {
+template <class S>
+__device__ __noinline__ void fill_failed(S* l, int n, bool upper, int thread, int threads) {
+  using T = Computed<S>;
   for (int r = 0; r < n; ++r) {
     for (int c = thread; c < n; c += threads) {
-      l[static_cast<int64_t>(r) * n + c] = (upper ? r <= c : c <= r) ? quiet_nan<T>() : T(0);
+      l[static_cast<int64_t>(r) * n + c] =
+          narrow<S>((upper ? r <= c : c <= r) ? quiet_nan<T>() : T(0));
     }
   }
 }

@@ -1,4 +1,4 @@
-// Triangular substitution: what its four kernels share.
+// Triangular substitution: what its kernels share.
 //
 // Every problem is M Y = C with M lower triangular (problem.h), one sweep
 //   y_i = (c_i - sum_{j < i} M(i, j) y_j) / M(i, i),   i = 0, 1, ..., n - 1,
@@ -7,9 +7,9 @@
 // All kernels do these operations one by one in this order, j ascending, each an FMA on the running
 // right-hand side. So the bits of a column do not depend on the kernel, nor on the other columns,
 // and the choice of a kernel is a matter of speed alone:
-//   thread   a thread per column, 32 matrices of exact size staged in shared memory   n <= 8
-//   warp     a warp, or half of one, per matrix; the triangle in shared memory        few columns
-//   block    a block per matrix; the triangle streamed through shared memory          few columns
+//   thread   a thread per column, 32 matrices of exact size staged in shared memory   n <= 8 or 16
+//   warp     8 to 32 lanes per matrix; the triangle in shared memory                  few columns
+//   stream   a warp per matrix; the triangle streamed through shared memory           few columns
 //   columns  a thread per column; blocks of the triangle shared by 32 or more columns many columns
 //
 // A conjugated M is never formed: conj(M) y = c if and only if M conj(y) = conj(c), with the same

@@ -2,21 +2,22 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <string_view>
 
 #include "ffi/cuda/substitution_tiers.h"
 #include "ffi/cuda/tile/launch.cuh"
-#include "ffi/cuda/tile/substitution_block.cuh"
 #include "ffi/cuda/tile/substitution_columns.cuh"
+#include "ffi/cuda/tile/substitution_stream.cuh"
 #include "ffi/cuda/tile/substitution_thread.cuh"
 #include "ffi/cuda/tile/substitution_warp.cuh"
 
 namespace jax_batched::cuda {
 
-template <class T, int kSweeps, int kN = kThreadSubstitutionMaxN>
+template <class T, int kSweeps, int kN = thread_substitution_max_n(kDTypeOf<T>)>
 cudaError_t launch_thread_substitution(cudaStream_t stream, const Substitution<T>& s) {
   if constexpr (kN == 0) {
-    return cudaErrorInvalidValue;
+    return kDoesNotFit;
   } else {
     if (s.n != kN) return launch_thread_substitution<T, kSweeps, kN - 1>(stream, s);
     using Shape = ThreadSubstitutionShape<T, kN>;
@@ -26,73 +27,105 @@ cudaError_t launch_thread_substitution(cudaStream_t stream, const Substitution<T
   }
 }
 
-// Shared memory of the packed triangle of one matrix.
+// True if rows are whole 16-byte vectors at 16-byte addresses.
 template <class T>
-size_t packed_bytes(int64_t n) {
-  return static_cast<size_t>(n * (n + 1) / 2) * sizeof(T);
+bool aligned_rows(const Substitution<T>& s) {
+  return s.n % kVector<T> == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
 }
 
-template <class T, int kSweeps, int kColumns, int kRows = kWarpSubstitutionMaxN<T> / 32>
-cudaError_t launch_warp_rows(cudaStream_t stream, const Substitution<T>& s) {
-  if constexpr (kRows == 0) {
-    return cudaErrorInvalidValue;
+template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
+cudaError_t launch_warp_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                              size_t limit) {
+  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns>;
+  const FoldedTriangle<T> folded{s.n, kAligned};
+  const size_t bytes = sizeof(T) * Shape::kWarps * Shape::warp_elements(folded);
+  if (bytes > limit) return kDoesNotFit;
+  return launch<&warp_substitution<T, kLanes, kRows, kColumns, kAligned>>(
+      stream, s.batch, Shape::kWarps * Shape::kMatrices, 32 * Shape::kWarps, bytes, s, sweeps,
+      folded);
+}
+
+template <class T, int kColumns, size_t kTier = 0>
+cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                             size_t limit) {
+  if constexpr (kTier == std::size(kWarpSubstitutionTiers)) {
+    return kDoesNotFit;
   } else {
-    if (s.n <= 16) {
-      constexpr int kGroups = 2 * WarpSubstitutionShape<T, 1, kColumns>::kWarps;
-      return launch<&warp_substitution<T, 16, 1, kColumns, kSweeps>>(
-          stream, s.batch, kGroups, 16 * kGroups, kGroups * packed_bytes<T>(s.n), s);
+    constexpr WarpSubstitutionTier kShape = kWarpSubstitutionTiers[kTier];
+    constexpr bool kServes = kColumns == 1 ? kShape.one_column : kShape.several_columns;
+    if constexpr (kServes && kShape.lanes * kShape.rows <= warp_substitution_max_n(kDTypeOf<T>)) {
+      if (s.n <= kShape.lanes * kShape.rows) {
+        if constexpr (kVector<T> > 1) {
+          if (!aligned_rows(s)) {
+            return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, false>(stream, s,
+                                                                                    sweeps, limit);
+          }
+        }
+        return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, true>(stream, s, sweeps,
+                                                                               limit);
+      }
     }
-    if (s.n <= 32 * (kRows - 1)) {
-      return launch_warp_rows<T, kSweeps, kColumns, kRows - 1>(stream, s);
-    }
-    constexpr int kWarps = WarpSubstitutionShape<T, kRows, kColumns>::kWarps;
-    return launch<&warp_substitution<T, 32, kRows, kColumns, kSweeps>>(
-        stream, s.batch, kWarps, 32 * kWarps, kWarps * packed_bytes<T>(s.n), s);
+    return launch_warp_tier<T, kColumns, kTier + 1>(stream, s, sweeps, limit);
   }
 }
 
-template <class T, int kSweeps>
-cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s) {
-  if (s.n > kWarpSubstitutionMaxN<T>) return cudaErrorInvalidValue;
-  return s.nrhs == 1 ? launch_warp_rows<T, kSweeps, 1>(stream, s)
-                     : launch_warp_rows<T, kSweeps, kSubstitutionColumns>(stream, s);
-}
-
-template <class T, int kHeight>
-size_t block_substitution_bytes(int64_t n, int columns) {
-  return BlockSubstitutionShape<T, kHeight>::kTilesBytes +
-         static_cast<size_t>(n) * columns * sizeof(T);
-}
-
-template <class T, int kSweeps, int kHeight, int kColumns>
-cudaError_t launch_block_tiles(cudaStream_t stream, const Substitution<T>& s) {
-  const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return launch<&block_substitution<T, kHeight, kColumns, kSweeps>>(
-      stream, s.batch * column_groups, 1, kHeight,
-      block_substitution_bytes<T, kHeight>(s.n, kColumns), s, column_groups);
-}
-
-template <class T, int kSweeps, int kColumns>
-cudaError_t launch_block_columns(cudaStream_t stream, const Substitution<T>& s, size_t limit) {
-  // A height is compiled if some n takes it.
-  constexpr int64_t kTallMinN = substitution_tall_tile_min_n(kDTypeOf<T>, kColumns);
-  if constexpr (kTallMinN < kAny) {
-    if (s.n >= kTallMinN && block_substitution_bytes<T, 128>(s.n, kColumns) <= limit) {
-      return launch_block_tiles<T, kSweeps, 128, kColumns>(stream, s);
-    }
-  }
-  return launch_block_tiles<T, kSweeps, 64, kColumns>(stream, s);
-}
-
-template <class T, int kSweeps>
-cudaError_t launch_block_substitution(cudaStream_t stream, const Substitution<T>& s) {
+// The two kernels that take both numbers of sweeps. kDoesNotFit if they do not serve this n, or
+// need more shared memory than this GPU has.
+template <class T>
+cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
   size_t limit = 0;
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  if (s.nrhs > 1 && block_substitution_bytes<T, 64>(s.n, kSubstitutionColumns) <= limit) {
-    return launch_block_columns<T, kSweeps, kSubstitutionColumns>(stream, s, limit);
+  const int columns = substitution_columns(s.nrhs, kIsComplex<T>);
+  if (columns == 1) return launch_warp_tier<T, 1>(stream, s, sweeps, limit);
+  if constexpr (!kIsComplex<T>) {
+    if (columns == 2) return launch_warp_tier<T, 2>(stream, s, sweeps, limit);
   }
-  return launch_block_columns<T, kSweeps, 1>(stream, s, limit);
+  return launch_warp_tier<T, 4>(stream, s, sweeps, limit);
+}
+
+template <class T, int kColumns, int kStages, bool kAligned>
+cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                size_t limit) {
+  const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages>::shared_bytes(s.n);
+  if (bytes > limit) return kDoesNotFit;
+  const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
+  return launch<&stream_substitution<T, kColumns, kStages, kAligned>>(
+      stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
+}
+
+template <class T, size_t kTier = 0>
+cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                               size_t limit) {
+  if constexpr (kTier == std::size(kStreamSubstitutionTiers)) {
+    return kDoesNotFit;
+  } else {
+    constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
+    if constexpr (kShape.dtype == kDTypeOf<T>) {
+      const bool aligned = aligned_rows(s);
+      const bool second_sweep = sweeps == 2 && aligned;
+      if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
+          kShape.second_sweep == second_sweep && s.n <= kShape.max_n) {
+        if (aligned) {
+          return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,
+                                                                             limit);
+        }
+        if constexpr (!kShape.second_sweep && kVector<T> > 1) {
+          return launch_stream_shape<T, kShape.columns, kShape.stages, false>(stream, s, sweeps,
+                                                                              limit);
+        }
+      }
+    }
+    return launch_stream_tier<T, kTier + 1>(stream, s, sweeps, limit);
+  }
+}
+
+template <class T>
+cudaError_t launch_stream_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
+  size_t limit = 0;
+  const cudaError_t error = shared_memory_limit(&limit);
+  if (error != cudaSuccess) return error;
+  return launch_stream_tier<T>(stream, s, sweeps, limit);
 }
 
 template <class T, int kSweeps, int kBlock>
@@ -112,27 +145,30 @@ cudaError_t launch_columns_substitution(cudaStream_t stream, const Substitution<
   return launch_columns_blocks<T, kSweeps, 16>(stream, s);
 }
 
-// Launches the kernel of this name, or with an empty name the one that the tiers name. The kernels
-// give the same bits, so one that needs more shared memory than this GPU has is replaced.
+// Launches the kernel of this name.
+template <class T, int kSweeps>
+cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>& s,
+                                      std::string_view kernel) {
+  if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
+  if (kernel == "warp") return launch_warp_substitution<T>(stream, s, kSweeps);
+  if (kernel == "stream") return launch_stream_substitution<T>(stream, s, kSweeps);
+  if (kernel == "columns") return launch_columns_substitution<T, kSweeps>(stream, s);
+  return cudaErrorInvalidValue;
+}
+
+// The same, or with an empty name the one that the tiers name. The kernels give the same bits, so
+// one that needs more shared memory than this GPU has is replaced.
 template <class T, int kSweeps>
 cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
                                 std::string_view kernel) {
-  if (kernel.empty()) {
-    int capability = 0;
-    cudaError_t error = compute_capability(&capability);
-    if (error != cudaSuccess) return error;
-    kernel = substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, capability);
-    size_t limit = 0;
-    error = shared_memory_limit(&limit);
-    if (error != cudaSuccess) return error;
-    if (kernel == "warp" && packed_bytes<T>(s.n) > limit) kernel = "block";
-    if (kernel == "block" && block_substitution_bytes<T, 64>(s.n, 1) > limit) kernel = "columns";
-  }
-  if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
-  if (kernel == "warp") return launch_warp_substitution<T, kSweeps>(stream, s);
-  if (kernel == "block") return launch_block_substitution<T, kSweeps>(stream, s);
-  if (kernel == "columns") return launch_columns_substitution<T, kSweeps>(stream, s);
-  return cudaErrorInvalidValue;
+  if (!kernel.empty()) return launch_named_substitution<T, kSweeps>(stream, s, kernel);
+  int capability = 0;
+  cudaError_t error = compute_capability(&capability);
+  if (error != cudaSuccess) return error;
+  error = launch_named_substitution<T, kSweeps>(
+      stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, capability));
+  if (error != kDoesNotFit) return error;
+  return launch_named_substitution<T, kSweeps>(stream, s, "columns");
 }
 
 }  // namespace jax_batched::cuda

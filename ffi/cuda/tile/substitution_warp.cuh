@@ -1,97 +1,159 @@
-// Substitution, "warp": a warp (n <= 16: half of one) per matrix, the triangle in shared memory.
+// Substitution, "warp": kLanes lanes of a warp per matrix, the triangle in shared memory.
 //
-// The triangle is packed, M(i, j) at i (i + 1) / 2 + j: half the memory of a square, and with it
-// twice the matrices in flight, which is what hides the latency of the substitution. Lanes that
-// read a column meet no bank conflict, because the first 32 triangular numbers are distinct modulo
-// 32; lanes that read a row read neighbours.
+// A step of a substitution costs a warp the same instructions whether it serves one matrix or four,
+// and at n <= 64 these instructions, with a warp for each matrix, take longer than the memory. So a
+// warp takes 32 / kLanes matrices, and a lane several rows of one. The triangle comes by
+// asynchronous copies of 16 bytes: few instructions, no registers.
+//
+// Stored triangles are seen as one: row s, counted from the end if it is the upper one, holds
+// entries 0..s, counted from the end as well:
+//   L(s, c) = a[s n + c]   (lower),   a[(n - 1 - s) n + n - 1 - c]   (upper).
+// M is L where rows of M are contiguous. Where columns are, M is L^T with both indices reversed:
+// a sweep of M is one with L^T from its last row up. So a sweep is
+//   ascend    L y = c,     y_0 first      (M by rows; second of two sweeps: M by columns)
+//   descend   L^T y = c,   y_{n-1} first  (the others)
+// and a solve with a Cholesky factor is one of each, in either order.
 #pragma once
 
+#include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/quotient.cuh"
 #include "ffi/cuda/tile/substitution.cuh"
 
 namespace jax_batched::cuda {
 
-__host__ __device__ constexpr int packed_row(int i) { return i * (i + 1) / 2; }
+// Elements that `a` lies past a 16-byte boundary.
+template <class T>
+__device__ __forceinline__ int past_vector(const T* a) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(a) / sizeof(T) % kVector<T>);
+}
 
-template <class T, int kRows, int kColumns>
-struct WarpSubstitutionShape {
-  static constexpr int kWarps = kRows == 1 ? 4 : 1;
-  // Resident blocks that the register cap is for: many small triangles fit in shared memory.
-  static constexpr int kMinBlocks = kRows == 1 ? (sizeof(T) == 4   ? 8
-                                                  : sizeof(T) == 8 ? 6
-                                                                   : 4)
-                                               : (kRows == 2 && kColumns * sizeof(T) == 4 ? 20 : 1);
-  static constexpr int kFlight = kRows == 1 ? 4 : 8;  // loads in flight
+// Starts the copy of the vector at a + element, or of what of it lies in a[0 .. count - 1].
+template <class T>
+__device__ __forceinline__ void copy_vector_inside(T* to, const T* a, int element, int count) {
+  if (element >= 0 && element + kVector<T> <= count) {
+    copy_async(reinterpret_cast<Vector<T>*>(to), reinterpret_cast<const Vector<T>*>(a + element));
+  } else {
+    for (int z = 0; z < kVector<T>; ++z) {
+      if (element + z >= 0 && element + z < count) to[z] = a[element + z];
+    }
+  }
+}
+
+// The triangle in shared memory, in whole 16-byte vectors of the stored matrix: only vectors that
+// hold some of the triangle, some 32-byte sectors of it, are read.
+//
+// Line f holds row n - 1 - f from its start and row f up to its end; together they are of the same
+// length for each f, so half the memory of a square serves, and the start of a row is a product.
+// Lines are an odd number of vectors apart: lanes that read vectors of neighbouring rows meet no
+// bank conflict.
+template <class T>
+struct FoldedTriangle {
+  int n;
+  bool aligned;  // rows are whole vectors at 16-byte addresses
+
+  __host__ __device__ int lines() const { return (n + 1) / 2; }
+  // Vectors that a row of this many entries may touch.
+  template <bool kAligned>
+  static __host__ __device__ int vectors(int entries) {
+    return kAligned ? ceil_div(entries, kVector<T>) : (entries + kVector<T> - 2) / kVector<T> + 1;
+  }
+  // vectors(f + 1) + vectors(n - f) is at most this.
+  __host__ __device__ int line_vectors() const {
+    const int most = aligned ? n / kVector<T> + 1 : (n + 2 * kVector<T> - 3) / kVector<T> + 2;
+    return make_odd(most);
+  }
+  __host__ __device__ int pitch() const { return line_vectors() * kVector<T>; }
+  // Where the vectors of row s start.
+  template <bool kAligned>
+  __device__ __forceinline__ int row_start(int s) const {
+    const bool second = 2 * s + 1 < n;
+    const int line = second ? s : n - 1 - s;
+    return line * pitch() + (second ? pitch() - vectors<kAligned>(s + 1) * kVector<T> : 0);
+  }
 };
 
-// Copies a lower triangle in runs of kRun elements, 1 or a vector (n a multiple of it, `a`
-// aligned). Entries beyond the diagonal that share a run with it are dropped. Through registers:
-// asynchronous copies of single elements took some 12 cycles per instruction of a warp.
-//
-// As stored, the triangle is lower or, upside down, upper: row s has entries 0..s, in s / kRun + 1
-// runs. Rows kRun f, ... and their mirror images, kRun (n / kRun - 1 - f), ..., make passes of
-// n / kRun + 1 runs. Stored rows are rows of M, or columns from the last one back.
-template <int kLanes, int kRun, int kFlight, class T>
-__device__ __forceinline__ void load_packed(T* packed, const T* a, const LowerSystem& system, int n,
-                                            int lane) {
-  struct alignas(kRun * sizeof(T)) Run {
-    T v[kRun];
-  };
-  const bool by_rows = rows_contiguous(system);
-  const bool upper = by_rows == (system.a_start != 0);
-  const int blocks = n / kRun;
-  const int pass = blocks + 1;
-  const int items = (blocks + 1) / 2 * kRun * pass;
-  const unsigned inverse_pass = 0xffffffffu / pass + 1;  // t / pass = (t * this) >> 32, t < 2^16
-#pragma unroll 1
-  for (int first = lane; first < items; first += kLanes * kFlight) {
-    Run value[kFlight];
-    int row[kFlight];
-    int column[kFlight];
+template <class T, int kLanes, int kRows, int kColumns>
+struct WarpSubstitutionShape {
+  static constexpr int kMatrices = 32 / kLanes;  // of a warp
+  static constexpr int kWarps = kLanes * kRows <= 32 ? 4 : 1;
+  // Resident blocks that the register cap is for: many small triangles fit in shared memory.
+  static constexpr int kMinBlocks = kWarps == 1 || kColumns > 1 ? 1
+                                    : sizeof(T) == 4            ? (kRows <= 2 ? 8 : 6)
+                                    : sizeof(T) == 8            ? (kRows <= 2 ? 6 : 5)
+                                                                : 3;
+  // Entries beyond a row's end are read, though not used, up to this far outside a triangle.
+  static constexpr int kMargin = kLanes + 8;
+
+  // Elements from one matrix of a warp to the next: lanes of all matrices that read neighbouring
+  // entries of a row use different banks.
+  static __host__ __device__ int matrix_pitch(const FoldedTriangle<T>& folded) {
+    constexpr int kWords = sizeof(T) / 4;
+    const int elements = folded.lines() * folded.pitch();
+    const int bank = elements * kWords % 32;
+    return elements + (32 + kLanes * kWords % 32 - bank) % 32 / kWords;
+  }
+  static __host__ __device__ int warp_elements(const FoldedTriangle<T>& folded) {
+    return kMatrices * matrix_pitch(folded) + 2 * kMargin;
+  }
+};
+
+// Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch. All lanes work on
+// one matrix at a time: with a few lanes on each of several the same copies took a tenth longer.
+template <bool kAligned, int kMatrices, class T>
+__device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* const (&a)[kMatrices],
+                                               const FoldedTriangle<T>& shape, bool upper,
+                                               int lane) {
+  constexpr int kV = kVector<T>;
+  const int n = shape.n;
+  const int line_vectors = shape.line_vectors();
+  const unsigned reciprocal = 0xffffffffu / line_vectors + 1;  // t / line_vectors, t < 2^16
+  const int total = shape.lines() * line_vectors;
+#pragma unroll 2
+  for (int t = lane; t < total; t += 32) {
+    const int line = __umulhi(t, reciprocal);
+    const int position = t - line * line_vectors;
+    const int from_end = position - (line_vectors - shape.template vectors<kAligned>(line + 1));
+    const bool second = from_end >= 0 && 2 * line + 1 < n;
+    const int s = second ? line : n - 1 - line;
+    const int row = upper ? (n - 1 - s) * (n + 1) : s * n;  // its first entry in memory
+    const int vector = second ? from_end : position;        // of the row
 #pragma unroll
-    for (int u = 0; u < kFlight; ++u) {
-      const int t = first + u * kLanes;
-      const int turn = __umulhi(t, inverse_pass);
-      const int position = t - turn * pass;
-      const int f = turn / kRun;
-      const bool mirrored = position > f;
-      row[u] = (mirrored ? blocks - 1 - f : f) * kRun + turn % kRun;
-      column[u] = (mirrored ? position - f - 1 : position) * kRun;
-      if (t >= items || (mirrored && 2 * f == blocks - 1)) row[u] = -1;
-      if (row[u] >= 0) {
-        const int offset = row[u] * n + column[u];
-        value[u] = *reinterpret_cast<const Run*>(a + (upper ? n * n - kRun - offset : offset));
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < kFlight; ++u) {
-      // In the order of memory: entries c, c + 1, ... of the row, or upside down c, c - 1, ...
-      const int c = column[u] + (upper ? kRun - 1 : 0);
-      const int i = n - 1 - c;  // by columns, the row of M
-      int position = by_rows ? packed_row(row[u]) + c : packed_row(i) + n - 1 - row[u];
-      int step = by_rows ? (upper ? -1 : 1) : (upper ? i + 1 : -i);
-#pragma unroll
-      for (int z = 0; z < kRun; ++z) {
-        if ((upper ? c - z : c + z) <= row[u]) packed[position] = value[u].v[z];
-        position += step;
-        if (!by_rows) ++step;
+    for (int m = 0; m < kMatrices; ++m) {
+      T* const to = folded + m * pitch + t * kV;
+      if constexpr (kAligned) {
+        const int element = row / kV * kV + vector * kV;
+        if (element <= row + s) {
+          copy_async(reinterpret_cast<Vector<T>*>(to),
+                     reinterpret_cast<const Vector<T>*>(a[m] + element));
+        }
+      } else {
+        const int shift = past_vector(a[m]);
+        const int element = (shift + row) / kV * kV + vector * kV - shift;
+        if (element <= row + s) copy_vector_inside(to, a[m], element, n * n);
       }
     }
   }
 }
 
-// The sweeps of one warp. Lane l holds rows l, l + kLanes, ... of kColumns right-hand sides. In a
-// step of the forward sweep every lane divides its own entry, and lane k's quotient y_k goes to
-// all:
-//   c_i <- c_i - M(i, k) y_k   for the rows i > k.
+// The sweeps of kLanes lanes. Lane l holds entries l, l + kLanes, ... of kColumns right-hand sides.
+// In a step every lane divides its own entry, and the quotient y_k of lane k goes to all:
+//   c_i <- c_i - L(i, k) y_k   for the rows i > k,   descending: c_i - L(k, i) y_k,  i < k.
 // The steps take the quick quotient. Afterwards, once per entry, each lane looks whether it was
 // valid; the functions return whether it always was. If not, the solve is done again, unquick.
-template <class T, int kLanes, int kRows, int kColumns>
+//
+// The steps are one dependent chain (quotient, shuffle, product: some 50 cycles), so nothing else
+// may be in it: the steps of a group have no branch, and load what they need of L at its start. A
+// shorter chain, in which all lanes solve the small triangle of a group, was slower by a third: it
+// takes four times the shuffles.
+template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 struct WarpSweep {
-  const T* packed;
+  static constexpr int kGroup = sizeof(T) <= 8 ? 4 : 2;
+
+  const T* folded;
   int n;
   int lane;
-  int row_start[kRows];  // of this lane's rows; past the end, of one that is read but not used
+  int direction;      // from one entry of a row to the next: 1, -1 if upper
+  int origin[kRows];  // of this lane's rows: L(s, c) lies at origin + direction * c
   Divisor<T> divisor[kRows];
 
   template <bool kQuick>
@@ -117,147 +179,255 @@ struct WarpSweep {
     return valid;
   }
 
+  // Entries c, c + 1, ... of this lane's row r; c is a multiple of kCount.
+  template <int kCount>
+  __device__ __forceinline__ void row_entries(int r, int c, T (&m)[kCount]) const {
+    constexpr int kV = kVector<T>;
+    const T* const first = folded + origin[r] + direction * c;
+    if constexpr (kAligned && kCount % kV == 0) {
+#pragma unroll
+      for (int k = 0; k < kCount; k += kV) {
+        const T* const from = direction > 0 ? first + k : first - k - (kV - 1);
+        const Vector<T> v = *reinterpret_cast<const Vector<T>*>(from);
+#pragma unroll
+        for (int z = 0; z < kV; ++z) m[k + z] = direction > 0 ? v.v[z] : v.v[kV - 1 - z];
+      }
+    } else {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) m[k] = first[direction * k];
+    }
+  }
+
+  // Entry of row r * kLanes + k of L in this lane's columns, for k = first, first + 1, ....
+  template <int kCount>
+  __device__ __forceinline__ void column_entries(int r, int first, T (&m)[kRows][kCount]) const {
+    const T* const own = folded + direction * lane;
+#pragma unroll
+    for (int z = 0; z < kCount; ++z) {
+      const int row = __shfl_sync(kFullWarp, origin[r], first + z, kLanes);
+#pragma unroll
+      for (int q = 0; q < r; ++q) m[q][z] = own[row + direction * q * kLanes];
+      m[r][z] = folded[row + direction * (r * kLanes + min(lane, first + z))];
+    }
+  }
+
+  // Steps first, first + 1, ... of the row block r, in this order (ascending) or from the last on.
+  template <bool kQuick, bool kAscending, int kCount>
+  __device__ __forceinline__ void steps(int r, int first, T (&y)[kRows][kColumns]) const {
+    T m[kRows][kCount];
+    if constexpr (kAscending) {
+#pragma unroll
+      for (int q = r; q < kRows; ++q) row_entries(q, r * kLanes + first, m[q]);
+    } else {
+      column_entries(r, first, m);
+    }
+#pragma unroll
+    for (int step = 0; step < kCount; ++step) {
+      const int z = kAscending ? step : kCount - 1 - step;
+      const int k = first + z;
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const T y_k = shuffle(quotient<kQuick>(divisor[r], y[r][c]), k, kLanes);
+        if (kAscending ? lane > k : lane < k) y[r][c] = sub_mul(y[r][c], m[r][z], y_k);
+#pragma unroll
+        for (int q = 0; q < kRows; ++q) {
+          if (kAscending ? q > r : q < r) y[q][c] = sub_mul(y[q][c], m[q][z], y_k);
+        }
+      }
+    }
+  }
+
+  // Rows from n on are not real: their steps change only rows that are not either.
   template <bool kQuick>
-  __device__ __forceinline__ bool forward(T (&y)[kRows][kColumns]) const {
+  __device__ __forceinline__ bool ascend(T (&y)[kRows][kColumns]) const {
+    constexpr int kCount = kQuick ? kGroup : 1;
     bool valid = true;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int steps = min(kLanes, n - r * kLanes);
-#pragma unroll(kQuick ? 4 : 1)
-      for (int k = 0; k < steps; ++k) {
-        const int pivot = r * kLanes + k;
-        T m[kRows];
-#pragma unroll
-        for (int q = r; q < kRows; ++q) m[q] = packed[row_start[q] + pivot];
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const T y_pivot = shuffle(quotient<kQuick>(divisor[r], y[r][c]), k, kLanes);
-          if (lane > k) y[r][c] = sub_mul(y[r][c], m[r], y_pivot);
-#pragma unroll
-          for (int q = r + 1; q < kRows; ++q) y[q][c] = sub_mul(y[q][c], m[q], y_pivot);
-        }
+#pragma unroll 1
+      for (int first = 0; first < min(kLanes, n - r * kLanes); first += kCount) {
+        steps<kQuick, true, kCount>(r, first, y);
       }
       valid = finish<kQuick>(r, y[r]) && valid;
     }
     return valid;
   }
 
-  // The same from the last row up, with column `pivot` of M^T: row `pivot` of M.
   template <bool kQuick>
-  __device__ __forceinline__ bool backward(T (&y)[kRows][kColumns]) const {
+  __device__ __forceinline__ bool descend(T (&y)[kRows][kColumns]) const {
+    constexpr int kCount = kQuick ? kGroup : 1;
     bool valid = true;
 #pragma unroll
     for (int r = kRows - 1; r >= 0; --r) {
-#pragma unroll(kQuick ? 4 : 1)
-      for (int k = min(kLanes, n - r * kLanes) - 1; k >= 0; --k) {
-        const T* const pivot_row = packed + packed_row(r * kLanes + k);
-        T m[kRows];
-#pragma unroll
-        for (int q = 0; q <= r; ++q)
-          m[q] = pivot_row[q < r ? lane + q * kLanes : min(lane, k) + r * kLanes];
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const T y_pivot = shuffle(quotient<kQuick>(divisor[r], y[r][c]), k, kLanes);
-          if (lane < k) y[r][c] = sub_mul(y[r][c], m[r], y_pivot);
-#pragma unroll
-          for (int q = 0; q < r; ++q) y[q][c] = sub_mul(y[q][c], m[q], y_pivot);
-        }
-      }
+      int left = max(min(kLanes, n - r * kLanes), 0);
+#pragma unroll 1
+      for (; left % kCount != 0; --left) steps<kQuick, false, 1>(r, left - 1, y);
+#pragma unroll 1
+      for (; left > 0; left -= kCount) steps<kQuick, false, kCount>(r, left - kCount, y);
       valid = finish<kQuick>(r, y[r]) && valid;
     }
     return valid;
   }
 
-  // Loads kColumns right-hand sides from `column` on, and solves.
-  template <bool kQuick, int kSweeps>
-  __device__ __forceinline__ bool solve(T (&y)[kRows][kColumns], const T* b,
-                                        const LowerSystem& system, int64_t column,
-                                        int64_t nrhs) const {
+  template <bool kQuick>
+  __device__ __forceinline__ bool solve(T (&y)[kRows][kColumns], int sweeps, bool ascending) const {
+    bool valid = true;
+#pragma unroll 1
+    for (int pass = 0; pass < sweeps; ++pass) {
+      if (pass > 0) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+        for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const int i = lane + r * kLanes;
-        const bool inside = i < n && column + c < nrhs;
-        const T value = inside ? b[x_offset(system, i, column + c)] : T(0);
-        y[r][c] = conj_if(system.conjugate, value);
+          for (int c = 0; c < kColumns; ++c) y[r][c] = conj(y[r][c]);
+        }
       }
-    }
-    bool valid = forward<kQuick>(y);
-    if constexpr (kSweeps == 2) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) y[r][c] = conj(y[r][c]);
-      }
-      valid = backward<kQuick>(y) && valid;
+      valid = (ascending == (pass == 0) ? ascend<kQuick>(y) : descend<kQuick>(y)) && valid;
     }
     return valid;
   }
 };
 
-template <class T, int kLanes, int kRows, int kColumns, int kSweeps>
-__global__ void __launch_bounds__(32 * WarpSubstitutionShape<T, kRows, kColumns>::kWarps,
-                                  WarpSubstitutionShape<T, kRows, kColumns>::kMinBlocks)
-    warp_substitution(const Substitution<T> s) {
-  using Shape = WarpSubstitutionShape<T, kRows, kColumns>;
+// A lane's entries of kColumns right-hand sides, in global memory: entry (r, c) at
+// start + r * row_step + c * column_step.
+template <int kLanes, int kRows, int kColumns>
+struct LaneColumns {
+  int64_t start, row_step, column_step;
+  int rows;  // of this lane
+  bool vectors;
+
+  template <class T>
+  static __device__ __forceinline__ LaneColumns of(const Substitution<T>& s, bool by_rows,
+                                                   int lane) {
+    const LowerSystem& system = s.first;
+    const int64_t step = by_rows ? system.x_row : -system.x_row;
+    const int64_t start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row);
+    const auto addresses = reinterpret_cast<uintptr_t>(s.b) | reinterpret_cast<uintptr_t>(s.x);
+    return {start + lane * step, kLanes * step, system.x_col, (s.n - lane + kLanes - 1) / kLanes,
+            kColumns % kVector<T> == 0 && system.x_col == 1 && s.nrhs % kColumns == 0 &&
+                addresses % 16 == 0};
+  }
+
+  template <class T>
+  __device__ __forceinline__ void load(T (&y)[kRows][kColumns], const T* b, int64_t column,
+                                       int64_t nrhs, bool conjugate) const {
+    const T* from = b + start + column * column_step;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, from += row_step) {
+      if constexpr (kColumns % kVector<T> == 0 && kColumns > 1) {
+        if (vectors) {
+#pragma unroll
+          for (int c = 0; c < kColumns; c += kVector<T>) {
+            Vector<T> v{};
+            if (r < rows) v = *reinterpret_cast<const Vector<T>*>(from + c);
+#pragma unroll
+            for (int z = 0; z < kVector<T>; ++z) y[r][c + z] = conj_if(conjugate, v.v[z]);
+          }
+          continue;
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        const bool inside = r < rows && column + c < nrhs;
+        y[r][c] = conj_if(conjugate, inside ? from[c * column_step] : T(0));
+      }
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void store(T* x, const T (&y)[kRows][kColumns], int64_t column,
+                                        int64_t nrhs, bool conjugate) const {
+    T* to = x + start + column * column_step;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r, to += row_step) {
+      if (r >= rows) continue;
+      if constexpr (kColumns % kVector<T> == 0 && kColumns > 1) {
+        if (vectors) {
+#pragma unroll
+          for (int c = 0; c < kColumns; c += kVector<T>) {
+            Vector<T> v;
+#pragma unroll
+            for (int z = 0; z < kVector<T>; ++z) v.v[z] = conj_if(conjugate, y[r][c + z]);
+            *reinterpret_cast<Vector<T>*>(to + c) = v;
+          }
+          continue;
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        if (column + c < nrhs) to[c * column_step] = conj_if(conjugate, y[r][c]);
+      }
+    }
+  }
+};
+
+template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
+__global__ void __launch_bounds__(32 * WarpSubstitutionShape<T, kLanes, kRows, kColumns>::kWarps,
+                                  WarpSubstitutionShape<T, kLanes, kRows, kColumns>::kMinBlocks)
+    warp_substitution(const Substitution<T> s, const int sweeps, const FoldedTriangle<T> shape) {
+  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns>;
+  constexpr int kMatrices = Shape::kMatrices;
   extern __shared__ __align__(16) unsigned char shared[];
   const int n = s.n;
   const int lane = threadIdx.x % kLanes;
-  const int group = threadIdx.x / kLanes;
-  const int groups = blockDim.x / kLanes;
-  T* const packed = reinterpret_cast<T*>(shared) + group * packed_row(n);
+  const int matrix = threadIdx.x % 32 / kLanes;
+  // The shuffle tells the compiler that all lanes have the same.
+  const int warp = Shape::kWarps == 1 ? 0 : __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
+  const int pitch = Shape::matrix_pitch(shape);
+  T* const triangles =
+      reinterpret_cast<T*>(shared) + warp * Shape::warp_elements(shape) + Shape::kMargin;
+  const T* const folded = triangles + matrix * pitch;
   const LowerSystem& system = s.first;
+  const bool by_rows = rows_contiguous(system);
+  const bool upper = by_rows == (system.a_start != 0);
+  const auto columns = LaneColumns<kLanes, kRows, kColumns>::of(s, by_rows, lane);
 
-  const bool vectors = n % kVector<T> == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
-
-  WarpSweep<T, kLanes, kRows, kColumns> sweep;
-  sweep.packed = packed;
-  sweep.n = n;
-  sweep.lane = lane;
+  const int64_t step = int64_t{gridDim.x} * Shape::kWarps * kMatrices;
+  for (int64_t base = (int64_t{blockIdx.x} * Shape::kWarps + warp) * kMatrices; base < s.batch;
+       base += step) {
+    const int64_t entry = min(base + matrix, s.batch - 1);
+    const bool stores = base + matrix < s.batch;
+    const T* const own = s.a_of(entry);
+    const T* a[kMatrices];
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    sweep.row_start[r] = packed_row(min(lane + r * kLanes, n - 1));
-  }
-
-  // The bound is the same for both halves of a warp, so that its lanes stay together.
-  const int64_t warp_first = int64_t{blockIdx.x} * groups + (threadIdx.x / 32) * (32 / kLanes);
-  for (int64_t base = warp_first; base < s.batch; base += int64_t{gridDim.x} * groups) {
-    const int64_t entry = min(base + group % (32 / kLanes), s.batch - 1);
-    const bool stores = base + group % (32 / kLanes) < s.batch;
+    for (int m = 0; m < kMatrices; ++m) {
+      const auto address = reinterpret_cast<unsigned long long>(own);
+      a[m] = reinterpret_cast<const T*>(__shfl_sync(kFullWarp, address, m * kLanes));
+    }
+    copy_triangles<kAligned>(triangles, pitch, a, shape, upper, threadIdx.x % 32);
+    commit_copies();
     const T* const b = s.b_of(entry);
     T* const x = s.x_of(entry);
-    if (vectors) {
-      load_packed<kLanes, kVector<T>, Shape::kFlight>(packed, s.a_of(entry), system, n, lane);
-    } else {
-      load_packed<kLanes, 1, Shape::kFlight>(packed, s.a_of(entry), system, n, lane);
-    }
+    T y[kRows][kColumns];
+    columns.load(y, b, 0, s.nrhs, system.conjugate);
+    wait_for_copies<0>();
     __syncwarp();
+
+    WarpSweep<T, kLanes, kRows, kColumns, kAligned> sweep;
+    sweep.folded = folded;
+    sweep.n = n;
+    sweep.lane = lane;
+    sweep.direction = upper ? -1 : 1;
+    const int shift = kAligned ? 0 : past_vector(own);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int i = lane + r * kLanes;
-      const bool one = s.unit_diagonal || i >= n;
-      sweep.divisor[r] = Divisor<T>::of(one ? T(1) : packed[sweep.row_start[r] + i]);
+      const int i = min(lane + r * kLanes, n - 1);
+      const int first = shift + (upper ? (n - 1 - i) * (n + 1) : i * n);
+      sweep.origin[r] =
+          shape.template row_start<kAligned>(i) + first % kVector<T> + (upper ? i : 0);
+      const bool one = s.unit_diagonal || lane + r * kLanes >= n;
+      sweep.divisor[r] = Divisor<T>::of(one ? T(1) : folded[sweep.origin[r] + sweep.direction * i]);
     }
-    for (int64_t column = 0; column < s.nrhs; column += kColumns) {
-      T y[kRows][kColumns];
-      const bool valid = sweep.template solve<true, kSweeps>(y, b, system, column, s.nrhs);
-      if (!__all_sync(kFullWarp, valid)) {
-        sweep.template solve<false, kSweeps>(y, b, system, column, s.nrhs);
+    for (int64_t column = 0;;) {
+      if (!__all_sync(kFullWarp, sweep.template solve<true>(y, sweeps, by_rows))) {
+        columns.load(y, b, column, s.nrhs, system.conjugate);
+        sweep.template solve<false>(y, sweeps, by_rows);
       }
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const int i = lane + r * kLanes;
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          if (stores && i < n && column + c < s.nrhs) {
-            x[x_offset(system, i, column + c)] =
-                conj_if(system.conjugate != (kSweeps == 2), y[r][c]);
-          }
-        }
-      }
+      if (stores) columns.store(x, y, column, s.nrhs, system.conjugate != (sweeps == 2));
+      column += kColumns;
+      if (column >= s.nrhs) break;
+      columns.load(y, b, column, s.nrhs, system.conjugate);
     }
-    __syncwarp();  // the triangle is overwritten next
+    __syncwarp();  // the triangles are overwritten next
   }
 }
 

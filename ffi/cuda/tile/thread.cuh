@@ -1,7 +1,9 @@
 // A whole small matrix in the registers of one thread: sizes are template arguments.
 #pragma once
 
+#include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/storage.cuh"
 
 namespace jax_batched::cuda {
 
@@ -36,20 +38,138 @@ __device__ __forceinline__ void load_triangle(Triangle<T, kN>& l, const T* a, bo
   }
 }
 
-template <class T, int kN>
-__device__ __forceinline__ void store_triangle(T* a, const Triangle<T, kN>& l, bool upper) {
-  if (upper) {
-    for_each_entry<kN>([&](int i, int j) {
-      if (j < i) a[i * kN + j] = T(0);
-      a[j * kN + i] = l[i][j];
-    });
-  } else {
-    for_each_entry<kN>([&](int i, int j) {
-      if (j < i) a[j * kN + i] = T(0);
-      a[i * kN + j] = l[i][j];
-    });
+// 32 matrices in one warp's shared memory, one per lane, on their way in and out.
+//
+// A matrix is a record of kN * kN elements. The warp moves all of them as 16-byte vectors; each
+// lane reads and writes its own record in units of up to 16 bytes (the largest that divides a
+// record). Records are padded to an odd number of units, which makes both free of bank conflicts; a
+// padded record is a multiple of 16 bytes, so no vector straddles two.
+template <class S, int kN>
+struct MatrixStage {
+  using T = Computed<S>;
+  static constexpr int kLength = kN * kN;
+  static constexpr int kUnit = kLength % kVector<S> == 0            ? kVector<S>
+                               : kVector<S> > 4 && kLength % 4 == 0 ? 4
+                                                                    : 1;
+  static constexpr int kStride = kUnit * make_odd(kLength / kUnit);
+  static constexpr int kElements = 32 * kStride;
+  static constexpr int kVectors = 32 * kLength / kVector<S>;
+
+  struct alignas(kUnit * sizeof(S)) Unit {
+    S v[kUnit];
+  };
+
+  // Where element e of the 32 records lies.
+  static __device__ __forceinline__ int position(int e) {
+    return e + e / kLength * (kStride - kLength);
   }
-}
+
+  // Both need a barrier between the warp's moves and a lane's.
+  static __device__ __forceinline__ void load(S* stage, const S* src, int records, int lane) {
+    if (records == 32) {
+      const auto* from = reinterpret_cast<const Vector<S>*>(src);
+      const auto to = [=](int i) {
+        return reinterpret_cast<Vector<S>*>(stage + position(i * kVector<S>));
+      };
+      constexpr int kRounds = ceil_div(kVectors, 32);
+      if constexpr (kRounds <= 16) {
+        Vector<S> v[kRounds];
+#pragma unroll
+        for (int u = 0; u < kRounds; ++u) {
+          if (32 * u + lane < kVectors) v[u] = from[32 * u + lane];
+        }
+#pragma unroll
+        for (int u = 0; u < kRounds; ++u) {
+          if (32 * u + lane < kVectors) *to(32 * u + lane) = v[u];
+        }
+      } else {  // more than registers hold
+#pragma unroll 8
+        for (int i = lane; i < kVectors; i += 32) copy_async(to(i), from + i);
+        commit_copies();
+        wait_for_copies<0>();
+      }
+    } else {
+      for (int e = lane; e < records * kLength; e += 32) stage[position(e)] = src[e];
+    }
+  }
+  static __device__ __forceinline__ void store(S* dst, const S* stage, int records, int lane) {
+    if (records == 32) {
+#pragma unroll 8
+      for (int i = lane; i < kVectors; i += 32) {
+        reinterpret_cast<Vector<S>*>(dst)[i] =
+            *reinterpret_cast<const Vector<S>*>(stage + position(i * kVector<S>));
+      }
+    } else {
+      for (int e = lane; e < records * kLength; e += 32) dst[e] = stage[position(e)];
+    }
+  }
+
+  // What a factorization reads of this lane's record.
+  static __device__ __forceinline__ void take(Triangle<T, kN>& l, const S* own, bool upper,
+                                              bool symmetrize) {
+    if (symmetrize) {
+      // Row by row: an entry above the diagonal waits where its mirror image will meet it.
+      for_each_read(
+          own, [](int i, int j) { return true; },
+          [&](int i, int j, T a) {
+            if (j > i) {
+              l[j][i] = a;
+            } else {
+              const T above = j < i ? l[i][j] : a;
+              l[i][j] = upper ? hermitian_mean(above, a) : hermitian_mean(a, above);
+            }
+          });
+    } else if (upper) {
+      for_each_read(
+          own, [](int i, int j) { return j >= i; }, [&](int i, int j, T a) { l[j][i] = a; });
+    } else {
+      for_each_read(
+          own, [](int i, int j) { return j <= i; }, [&](int i, int j, T a) { l[i][j] = a; });
+    }
+  }
+
+  // The factor and the zeros of the other triangle -> this lane's record.
+  static __device__ __forceinline__ void put(S* own, const Triangle<T, kN>& l, bool upper) {
+    const auto write = [&](auto&& entry) {
+#pragma unroll
+      for (int u = 0; u < kLength / kUnit; ++u) {
+        Unit unit;
+#pragma unroll
+        for (int z = 0; z < kUnit; ++z) {
+          const int e = u * kUnit + z;
+          unit.v[z] = narrow<S>(entry(e / kN, e % kN));
+        }
+        reinterpret_cast<Unit*>(own)[u] = unit;
+      }
+    };
+    if (upper) {
+      write([&](int i, int j) { return j >= i ? l[j][i] : T(0); });
+    } else {
+      write([&](int i, int j) { return j <= i ? l[i][j] : T(0); });
+    }
+  }
+
+ private:
+  // Calls f(i, j, a_ij) for each entry that is wanted, row by row.
+  template <class Wanted, class F>
+  static __device__ __forceinline__ void for_each_read(const S* own, Wanted&& wanted, F&& f) {
+#pragma unroll
+    for (int u = 0; u < kLength / kUnit; ++u) {
+      bool any = false;
+#pragma unroll
+      for (int z = 0; z < kUnit; ++z) {
+        any = any || wanted((u * kUnit + z) / kN, (u * kUnit + z) % kN);
+      }
+      if (!any) continue;
+      const Unit unit = reinterpret_cast<const Unit*>(own)[u];
+#pragma unroll
+      for (int z = 0; z < kUnit; ++z) {
+        const int i = (u * kUnit + z) / kN, j = (u * kUnit + z) % kN;
+        if (wanted(i, j)) f(i, j, widen(unit.v[z]));
+      }
+    }
+  }
+};
 
 // Right-looking Cholesky: l_kk = sqrt(d); l_ik *= 1 / l_kk; l_ij -= l_ik conj(l_jk). Returns info;
 // inverse[k] = 1 / l_kk.
