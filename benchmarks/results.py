@@ -13,10 +13,11 @@ from typing import Any, NotRequired, TypedDict
 import jax
 
 from benchmarks.inputs import matrix_bytes
+from jax_batched import tune
 
 
-class Row(TypedDict):
-    """One measurement."""
+class Case(TypedDict):
+    """What was measured, on what, and when."""
 
     op: str
     impl: str
@@ -25,67 +26,46 @@ class Row(TypedDict):
     n: int
     nrhs: int
     batch: int
-    ms: float
-    floor_ms: float
-    x_floor: float
     device: str
     jax: str
     jax_batched: str
     date: str
+
+
+class Row(Case):
+    """One measurement."""
+
+    ms: float
+    floor_ms: float
+    x_floor: float
     note: NotRequired[str]
 
 
-class EnergyRow(TypedDict):
+class EnergyRow(Case):
     """One measurement of energy, in joules of one system of the batch."""
 
-    op: str
-    impl: str
-    dtype: str
-    m: int
-    n: int
-    nrhs: int
-    batch: int
     joules: float
     watts: float
     ms: float
     counter: str
-    device: str
-    jax: str
-    jax_batched: str
-    date: str
 
 
-class ScalingRow(TypedDict):
+class ScalingRow(Case):
     """One measurement on several devices."""
 
-    op: str
-    impl: str
-    dtype: str
-    m: int
-    n: int
-    nrhs: int
-    batch: int
     devices: int
     scaling: str
     ms: float
     efficiency: float
-    device: str
-    jax: str
-    jax_batched: str
-    date: str
 
 
 AnyRow = Row | EnergyRow | ScalingRow
 Key = tuple[Any, ...]
 
-# Above this size half a GiB of matrices are hardly one wave of blocks on a large GPU.
-LARGE_N = 192
-LARGE_MEBIBYTES = 4096
-
 
 def usual_mebibytes(n: int, *, cpu: bool) -> float:
     """The memory that the matrices of a case fill by default."""
-    return 64 if cpu else LARGE_MEBIBYTES if n >= LARGE_N else 512
+    return 64 if cpu else tune.usual_mebibytes(n)
 
 
 def key(row: AnyRow) -> Key:
@@ -154,9 +134,9 @@ def select(
         return [row for row in rows if row["batch"] == batch]
     usual = math.log2(mebibytes) if mebibytes else _usual_size(rows)
     best: dict[tuple[str, str, str, int], Row] = {}
-    for target in [usual] if mebibytes else [usual, math.log2(LARGE_MEBIBYTES)]:
+    for target in [usual] if mebibytes else [usual, math.log2(tune.LARGE_MEBIBYTES)]:
         for row in sorted(rows, key=lambda row: -abs(_size(row) - target)):
-            if abs(_size(row) - target) < 1 and (target == usual or row["n"] >= LARGE_N):
+            if abs(_size(row) - target) < 1 and (target == usual or row["n"] >= tune.LARGE_N):
                 best[row["op"], row["impl"], row["dtype"], row["n"]] = row
     return list(best.values())
 

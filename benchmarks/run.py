@@ -31,6 +31,7 @@ from benchmarks.implementations import (
 from benchmarks.inputs import Inputs
 from benchmarks.operations import MAX_RATIO, OPERATIONS, USUAL_OPERATIONS, Operation
 from benchmarks.plot import write_pictures
+from jax_batched import tune
 
 SAMPLE = 100  # systems of a batch whose results are tested
 
@@ -52,15 +53,6 @@ class Case:
     def __str__(self) -> str:
         rhs = f" nrhs={self.nrhs}" if self.nrhs else ""
         return f"{self.op} {self.dtype} n={self.n}{rhs} batch={self.batch}"
-
-
-def sizes(text: str) -> list[int]:
-    """Sizes from "4,8,16", from "1:65" or "8:513:8" (Python's ranges), or from a mix of them."""
-    found: list[int] = []
-    for part in text.split(","):
-        bounds = [int(bound) for bound in part.split(":")]
-        found += range(*bounds) if len(bounds) > 1 else bounds
-    return found
 
 
 def right_hand_sides(text: str) -> int | str:
@@ -94,7 +86,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--n",
         nargs="+",
-        type=sizes,
+        type=tune.sizes_of,
         default=[[4, 8, 16, 32, 64, 128]],
         help="sizes: 4,8,16 or ranges as Python's, 1:65 or 8:513:8 (default: 4,8,16,32,64,128)",
     )
@@ -113,8 +105,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--mebibytes",
         type=float,
         help="the size of all matrices together, and of "
-        f"the copy (default: 512 on a GPU, from n = {results.LARGE_N} on "
-        f"{results.LARGE_MEBIBYTES}; 64 on a CPU)",
+        f"the copy (default: 512 on a GPU, from n = {tune.LARGE_N} on "
+        f"{tune.LARGE_MEBIBYTES}; 64 on a CPU)",
     )
     add(
         "--impl",

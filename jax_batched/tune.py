@@ -31,7 +31,8 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 # Number of right-hand sides that is measured, and the largest number that it stands for.
 NRHS_CLASSES: dict[int, int | None] = {1: 1, 4: 8, 16: 32, 64: None}
 SIZES = sorted({*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(160, 513, 32)})
-LARGE_N = 192  # from here on 512 MiB are one wave of blocks or less
+LARGE_N = 192  # from here on 512 MiB are one wave of blocks or less on a large GPU
+LARGE_MEBIBYTES = 4096
 
 MAX_RATIO = 30.0  # LAPACK's threshold for its test ratios
 DISTINCT = 64  # matrices with values of their own; the batch repeats them
@@ -298,6 +299,11 @@ RECIPES = {
 }
 
 
+def usual_mebibytes(n: int) -> float:
+    """The memory that the matrices of a call fill by default."""
+    return LARGE_MEBIBYTES if n >= LARGE_N else 512
+
+
 def nrhs_classes(operation: str) -> dict[int, int | None]:
     """Numbers of right-hand sides to measure; the choice for solve_pos depends on n alone."""
     return NRHS_CLASSES if operation in ("triangular_solve", "cho_solve") else {1: None}
@@ -456,7 +462,7 @@ def tune(
         last = ""
         for n in sizes:
             step(f"{kind} n={n} nrhs={nrhs}")
-            memory = mebibytes or (4096 if n >= LARGE_N else 512)
+            memory = mebibytes or usual_mebibytes(n)
             seconds, wrong = measure_point(kind, n, nrhs, memory, candidates(kind, n, tiers))
             faults += wrong
             if seconds:
@@ -468,12 +474,13 @@ def tune(
         changed += [prefix + line for line in changes(kernels[limit], old, times)]
     note = (
         f"{jax.devices()[0].device_kind}, {datetime.now(UTC).date()}, "
-        f"{f'{mebibytes:g}' if mebibytes else f'512 (n >= {LARGE_N}: 4096)'} MiB of matrices"
+        + (f"{mebibytes:g}" if mebibytes else f"512 (n >= {LARGE_N}: {LARGE_MEBIBYTES})")
+        + " MiB of matrices"
     )
     return Block(note, kernels), changed, faults
 
 
-def _sizes(text: str) -> list[int]:
+def sizes_of(text: str) -> list[int]:
     """Sizes from "4,8,16", "1:65" or "8:513:8" (Python's ranges), or a mix of them."""
     found: list[int] = []
     for part in text.split(","):
@@ -487,11 +494,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--op", nargs="+", choices=RECIPES, default=list(RECIPES), help="operations (default: all)")
     add("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES), help="dtypes (default: all)")
-    add("--n", nargs="+", type=_sizes, help="sizes: 4,8,16 or ranges as Python's, 8:513:8")
+    add("--n", nargs="+", type=sizes_of, help="sizes: 4,8,16 or ranges as Python's, 8:513:8")
     add(
         "--mebibytes",
         type=float,
-        help=f"memory of all matrices of a call (default: 512, from n = {LARGE_N} on 4096)",
+        help="memory of all matrices of a call (default: 512, "
+        f"from n = {LARGE_N} on {LARGE_MEBIBYTES})",
     )
     add(
         "--write",

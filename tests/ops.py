@@ -388,13 +388,16 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
     )
 
 
-def by_kernel(rows: Sequence[Op], sizes: Sequence[int] = range(1, 65)) -> list[tuple[Op, str]]:
-    """Each row with each kernel that can be forced for some of the sizes."""
+def by_kernel(
+    rows: Sequence[Op], sizes: Sequence[int] = range(1, 65), dtypes: Sequence[str] = DTYPES
+) -> list[tuple[Op, str, str]]:
+    """Each row with each kernel and dtype that can be forced for some of the sizes."""
     return [
-        (op, kernel)
+        (op, kernel, dtype)
         for op in rows
         for kernel in KERNELS
-        if any(serves(op, kernel, dtype, n) for dtype in DTYPES for n in sizes)
+        for dtype in dtypes
+        if any(serves(op, kernel, dtype, n) for n in sizes)
     ]
 
 

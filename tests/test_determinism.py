@@ -17,8 +17,7 @@ def taken(operands, index):
     return tuple(x[index] for x in operands)
 
 
-@pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize(("op", "kernel"), ops.by_kernel(ops.WITH_KERNELS), ids=ops.ids)
+@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS), ids=ops.ids)
 def test_alone_or_at_any_position_of_a_batch(op, kernel, dtype):
     """Alone, reversed, rolled, and in batches cut at both ends."""
     orders = [np.arange(BATCH)[::-1], np.roll(np.arange(BATCH), 5), np.arange(7, 40)]

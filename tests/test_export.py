@@ -196,10 +196,13 @@ def test_the_disabled_checks_are_needed_and_enough(op):
 def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
     """What a machine without the CUDA module knows of them is what their table says."""
     name = dtype[0].upper() + dtype[1:]
-    table = (ROOT / "ffi/cuda/tiers.h").read_text().split("kSolvePosTiers[] = {")[1]
-    rows = re.findall(rf"kDType{name}|k{name}, (\d+), (\d+)", table.split("};")[0])
+    text = (ROOT / "ffi/cuda/tiers.h").read_text()
+    table = text.split("kSolvePosTiers[] = {")[1]
+    rows = re.findall(rf"DType::k{name}, (\d+), (\d+)", table.split("};")[0])
     largest = max(int(row[1]) for row in rows)
     assert _ffi.max_fused_n("cuda", dtype) == largest
+    stored = int(re.search(r"kCholeskyStoredMaxN = (\d+);", text)[1])
+    assert _ffi.serves_stored("cuda", stored) and not _ffi.serves_stored("cuda", stored + 1)
     op = ops.BY_NAME["solve_pos-lower"]
     for n, expected in ((largest, {"solve_pos"}), (largest + 1, {"cholesky", "cho_solve"})):
         exported = export(op, (n, n), (n, 1), platforms=("cuda",), dtype=dtype)

@@ -406,20 +406,24 @@ def test_shard_map_of_a_scan():
     np.testing.assert_allclose(result, loop(a), rtol=1e-12)
 
 
-@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
-@pytest.mark.parametrize("shared", (0, 1))
-def test_gradient_of_a_replicated_operand_is_summed_over_the_devices(op, shared):
+def one_replicated(op, shared):
+    """Operands of 8 systems, one of them the same for all, and their specifications."""
     operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
     operands[shared] = operands[shared][0]
     specs = [P("x"), P("x")]
     specs[shared] = P()
+    return operands, tuple(specs)
+
+
+@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
+@pytest.mark.parametrize("shared", (0, 1))
+def test_gradient_of_a_replicated_operand_is_summed_over_the_devices(op, shared):
+    operands, specs = one_replicated(op, shared)
 
     def local(a, b):
         return jnp.sum(jnp.sin(op(a, b)), axis=(-2, -1))
 
-    mapped = jax.shard_map(
-        local, mesh=mesh(), in_specs=tuple(specs), out_specs=P("x"), check_vma=True
-    )
+    mapped = jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=P("x"), check_vma=True)
     ours = jax.jit(jax.grad(lambda *xs: mapped(*xs).sum(), (0, 1)))(*operands)
     theirs = jax.grad(lambda *xs: local(*xs).sum(), (0, 1))(*operands)
     for x, y in zip(ours, theirs, strict=True):
@@ -430,11 +434,8 @@ def test_gradient_of_a_replicated_operand_is_summed_over_the_devices(op, shared)
 @pytest.mark.parametrize("shared", (0, 1))
 def test_wrong_output_specification_is_refused(op, shared):
     """One operand varies over the devices, so the result does, whichever it is."""
-    operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
-    operands[shared] = operands[shared][0]
-    specs = [P("x"), P("x")]
-    specs[shared] = P()
-    f = jax.shard_map(op, mesh=mesh(), in_specs=tuple(specs), out_specs=P(), check_vma=True)
+    operands, specs = one_replicated(op, shared)
+    f = jax.shard_map(op, mesh=mesh(), in_specs=specs, out_specs=P(), check_vma=True)
     with pytest.raises(ValueError, match="out_specs"):
         jax.jit(f)(*operands)
 
@@ -443,10 +444,7 @@ def test_wrong_output_specification_is_refused(op, shared):
 @pytest.mark.parametrize("shared", (0, 1))
 def test_shard_map_of_a_scan_with_a_replicated_operand(op, shared):
     """The gradient of the replicated operand is the sum over the devices and the steps."""
-    operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
-    operands[shared] = operands[shared][0]
-    specs = [P("x"), P("x")]
-    specs[shared] = P()
+    operands, specs = one_replicated(op, shared)
 
     def local(a, b):
         def body(total, _):
@@ -458,9 +456,7 @@ def test_shard_map_of_a_scan_with_a_replicated_operand(op, shared):
             start = jax.lax.pcast(start, tuple(varying), to="varying")
         return jax.lax.scan(body, start, None, length=3)[0]
 
-    mapped = jax.shard_map(
-        local, mesh=mesh(), in_specs=tuple(specs), out_specs=P("x"), check_vma=True
-    )
+    mapped = jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=P("x"), check_vma=True)
     ours = jax.jit(jax.grad(lambda *xs: mapped(*xs).sum(), (0, 1)))(*operands)
     theirs = jax.grad(lambda *xs: local(*xs).sum(), (0, 1))(*operands)
     for x, y in zip(ours, theirs, strict=True):

@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) {
     load_fragment<kExact, T, kTiles>(m[q], args.a + matrix_index(args.a_map, entry(q)) * n * n, n,
-                                     args.upper, false, lane);
+                                     args.upper, lane);
     load_rhs(q, 0, columns);
   }
   // In the panel phase this lane works on row r of matrix `mine`.

@@ -85,15 +85,6 @@ constexpr bool names_are_distinct(const Tier (&table)[kRows]) {
   return true;
 }
 
-template <size_t kRows>
-constexpr int64_t max_n(const Tier (&table)[kRows], DType dtype) {
-  int64_t n = 0;
-  for (const Tier& tier : table) {
-    if (tier.dtype == dtype && tier.max_n > n) n = tier.max_n;
-  }
-  return n;
-}
-
 // ---- cholesky ----
 
 inline constexpr Tier kCholeskyTiers[] = {
@@ -148,9 +139,6 @@ static_assert(names_are_distinct(kCholeskyTiers), "give rows that overlap a vari
 // The rows of float32 serve 16-bit elements, too, up to this n, where casts take over.
 inline constexpr int kCholeskyStoredMaxN = 96;
 
-template <class T>
-inline constexpr int64_t kCholeskyMaxN = max_n(kCholeskyTiers, kDTypeOf<T>);
-
 // ---- solve_pos ----
 
 inline constexpr Tier kSolvePosTiers[] = {
@@ -202,9 +190,6 @@ inline constexpr Tier kSolvePosTiers[] = {
 };
 
 static_assert(names_are_distinct(kSolvePosTiers), "give rows that overlap a variant");
-
-template <class T>
-inline constexpr int64_t kSolvePosMaxN = max_n(kSolvePosTiers, kDTypeOf<T>);
 
 // triangular_solve and cho_solve: substitution_tiers.h
 

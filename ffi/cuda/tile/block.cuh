@@ -23,32 +23,9 @@
 #include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/panel.cuh"
+#include "ffi/cuda/tile/tensor.cuh"
 
 namespace jax_batched::cuda {
-
-// c (16x8: two fragments) -= a b^T, a 16x8, b 8x8, on the tensor cores. a[i] is this lane's pair of
-// row tile i, columns 2t and 2t + 1, and b its pair of b: the tensor cores' k = t and t + 4 are
-// columns 2t and 2t + 1 of both operands.
-__device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<double> (&a)[2],
-                                                 Pair<double> b) {
-#if __CUDA_ARCH__ >= 900
-  // Twice the rate of m8n8k4.
-  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+d"(c[0][0]), "+d"(c[0][1]), "+d"(c[1][0]), "+d"(c[1][1])
-      : "d"(-a[0].a), "d"(-a[1].a), "d"(-a[0].b), "d"(-a[1].b), "d"(b.a), "d"(b.b));
-#elif __CUDA_ARCH__ >= 800
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-          : "+d"(c[i][0]), "+d"(c[i][1])
-          : "d"(half ? -a[i].b : -a[i].a), "d"(half ? b.b : b.a));
-    }
-  }
-#endif
-}
 
 // How a block reaches its matrices: a lower triangle by vectors of 16 bytes (n a multiple of their
 // length), a lower triangle by elements, or an upper triangle, by elements, as the transpose of a
@@ -185,7 +162,7 @@ struct BlockFactor {
   // on become zeros.
   static __device__ __forceinline__ void start_copy(T* chunk, const T* l, int n, int r0, int count,
                                                     int k0) {
-    constexpr int kRowPieces = kDepth / kPiece, kStep = kThreads / kRowPieces;
+    constexpr int kRowPieces = kDepth / kPiece, kRowStep = kThreads / kRowPieces;
     const int thread = threadIdx.x;
     if constexpr (kUpper) {
 #pragma unroll 1
@@ -204,7 +181,7 @@ struct BlockFactor {
       const T* from = l + (r0 + r) * n + k0 + k;
       T* to = chunk + r * kChunkRow + k;
 #pragma unroll 4
-      for (; r < count; r += kStep, from += kStep * n, to += kStep * kChunkRow) {
+      for (; r < count; r += kRowStep, from += kRowStep * n, to += kRowStep * kChunkRow) {
         if (r0 + r < n) {
           copy_async(reinterpret_cast<Piece*>(to), reinterpret_cast<const Piece*>(from));
         } else {
@@ -270,6 +247,7 @@ struct BlockFactor {
       }
     }
   }
+
   // Asks the L2 cache for what load_tile will read of a tile.
   static __device__ __forceinline__ void prefetch_tile(const T* a, int n, int r0, int c0) {
     constexpr int kLine = static_cast<int>(128 / sizeof(T)), kLines = kColumns / kLine;
@@ -308,9 +286,9 @@ struct BlockFactor {
         int r = lane() / kLanes;
         T* to = l + (top + r) * n + c0 + c;
         const T* from = finished + r * kFinishedRow + c;
-        constexpr int kStep = 32 / kLanes;
+        constexpr int kRowStep = 32 / kLanes;
 #pragma unroll 4
-        for (; r < rows; r += kStep, to += kStep * n, from += kStep * kFinishedRow) {
+        for (; r < rows; r += kRowStep, to += kRowStep * n, from += kRowStep * kFinishedRow) {
           Piece piece = *reinterpret_cast<const Piece*>(from);
           if (r0 == c0) {
 #pragma unroll

@@ -70,12 +70,6 @@ __device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const T* _
   }
 }
 
-template <bool kExact, class T, int kTiles>
-__device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const T* __restrict__ a,
-                                              int n, bool upper, bool /*symmetrize*/, int lane) {
-  load_fragment<kExact, T, kTiles>(m, a, n, upper, lane);
-}
-
 // A matrix in global memory: how many elements past a 16-byte boundary it begins, and how many
 // elements from its first one on may be read (its own, and some of what follows).
 template <class S>

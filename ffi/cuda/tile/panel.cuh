@@ -11,6 +11,7 @@
 
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/tensor.cuh"
 
 namespace jax_batched::cuda {
 
@@ -262,9 +263,7 @@ struct Panel {
   }
 
   // Trailing update, tiles (i, j) with i >= j > p: m_ij -= l_ip conj(l_jp)^T. Doubles run on the
-  // tensor cores, with block column p of the fragments as both operands (a tensor-core accumulator
-  // is an operand if the 8 columns count as 2t for the first product, 2t + 1 for the second);
-  // float64 products there are IEEE FMAs.
+  // tensor cores, with block column p of the fragments as both operands (tensor.cuh).
   static __device__ __forceinline__ void update(Fragment<T, kTiles>& m, const T* panel, int p,
                                                 int lane) {
 #if __CUDA_ARCH__ >= 800
@@ -291,13 +290,6 @@ struct Panel {
   }
 
  private:
-  // c += a b^T, 8x8x4, on the tensor cores.
-  static __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b) {
-    asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-        : "+d"(c[0]), "+d"(c[1])
-        : "d"(a), "d"(b));
-  }
-
   template <int kUnroll>
   static __device__ __forceinline__ void update_plain(Fragment<T, kTiles>& m, const T* panel, int p,
                                                       int lane) {
