@@ -50,7 +50,17 @@ class EnergyRow(Case):
     counter: str
 
 
-Key = tuple[str, str, int, int, int, int, str]
+class ScalingRow(Case):
+    """One measurement on several devices."""
+
+    devices: int
+    scaling: str
+    ms: float
+    efficiency: float
+
+
+AnyRow = Row | EnergyRow | ScalingRow
+Key = tuple[Any, ...]
 
 
 def usual_mebibytes(n: int, *, cpu: bool) -> float:
@@ -58,7 +68,7 @@ def usual_mebibytes(n: int, *, cpu: bool) -> float:
     return 64 if cpu else tune.usual_mebibytes(n)
 
 
-def key(row: Case) -> Key:
+def key(row: AnyRow) -> Key:
     """What identifies a measurement, in the order of the file. A new one replaces the old."""
     return (
         row["op"],
@@ -68,17 +78,19 @@ def key(row: Case) -> Key:
         row["nrhs"],
         row["batch"],
         row["impl"],
+        row.get("scaling", ""),
+        row.get("devices", 1),
     )
 
 
 def load(path: Path) -> list[Any]:
-    """The rows of a file, `Row` or `EnergyRow`; none where there is no file."""
+    """The rows of a file, `Row`, `EnergyRow` or `ScalingRow`; none where there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
 
 
-def record(path: Path, rows: Iterable[Row | EnergyRow]) -> None:
+def record(path: Path, rows: Iterable[AnyRow]) -> None:
     """Add rows to a file; one that was measured again takes the place of the earlier one."""
     merged = {key(row): row for row in [*load(path), *rows]}
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,94 @@
+"""A solver for lineax on the kernels of this library; needs the package lineax.
+
+Imported on demand alone::
+
+    pip install "jax_batched[lineax]"
+
+    import jax_batched.lineax
+    lineax.linear_solve(operator, vector, solver=jax_batched.lineax.Cholesky())
+"""
+
+from typing import Any
+
+import equinox as eqx
+import lineax as lx
+from jax import Array
+from jax.flatten_util import ravel_pytree
+
+from jax_batched.cho_solve import cho_solve
+from jax_batched.cholesky import cholesky
+
+__all__ = ["Cholesky"]
+
+
+class _State(eqx.Module):  # type: ignore[misc, unused-ignore]
+    """U with ``± a = U^H U``, and the sign."""
+
+    factor: Array
+    negative: bool = eqx.field(static=True)
+
+
+class Cholesky(lx.AbstractLinearSolver[_State]):  # type: ignore[misc, unused-ignore]
+    """Cholesky solver of lineax for definite operators.
+
+    Takes the place of `lineax.Cholesky`: the operator must be square and tagged positive or
+    negative semidefinite, and be definite in fact. Under `vmap` the systems are one batched
+    factorization and one batched solve, in one kernel each; right-hand sides mapped over one
+    operator are columns of one solve.
+
+    Attributes:
+      accuracy: as in `jax_batched.cholesky`.
+
+    Raises:
+      ValueError: the operator is not tagged as semidefinite, or not square.
+      TypeError: it has a dtype that `jax_batched.cholesky` does not take.
+
+    A system whose matrix is not definite has a solution of NaN, which lineax reports; no other one
+    of the batch is affected.
+    """
+
+    accuracy: str = "ieee"
+
+    def init(self, operator: lx.AbstractLinearOperator, options: dict[str, Any]) -> _State:
+        """The factor of the operator's matrix, of which the upper triangle is read."""
+        del options
+        negative = lx.is_negative_semidefinite(operator)
+        if not (negative or lx.is_positive_semidefinite(operator)):
+            raise ValueError(
+                "jax_batched.lineax.Cholesky: the operator must be tagged positive or negative "
+                "semidefinite"
+            )
+        matrix = operator.as_matrix()
+        if matrix.shape[0] != matrix.shape[1]:
+            raise ValueError(
+                "jax_batched.lineax.Cholesky: the operator must be square, got shape "
+                f"{matrix.shape}"
+            )
+        factor = cholesky(
+            -matrix if negative else matrix,
+            upper=True,
+            symmetrize_input=False,
+            accuracy=self.accuracy,
+        )
+        return _State(factor, negative)
+
+    def compute(
+        self, state: _State, vector: Any, options: dict[str, Any]
+    ) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+        """The solution, in the structure of the vector."""
+        del options
+        flat, unravel = ravel_pytree(vector)
+        solution = cho_solve((state.factor, False), flat)
+        return unravel(-solution if state.negative else solution), lx.RESULTS.successful, {}
+
+    def transpose(self, state: _State, options: dict[str, Any]) -> tuple[_State, dict[str, Any]]:
+        """The matrix is Hermitian: its transpose is its conjugate."""
+        return self.conj(state, options)
+
+    def conj(self, state: _State, options: dict[str, Any]) -> tuple[_State, dict[str, Any]]:
+        """The factor of the conjugate is the conjugate of the factor."""
+        return _State(state.factor.conj(), state.negative), options
+
+    def assume_full_rank(self) -> bool:
+        """A definite matrix has full rank."""
+        return True
