@@ -9,6 +9,7 @@ _ffi.register_targets()
 from jax_batched._info import BackendInfo, backend_info  # noqa: E402
 from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
 from jax_batched.cholesky import cholesky  # noqa: E402
+from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
 from jax_batched.triangular_solve import solve_triangular, triangular_solve  # noqa: E402
 
@@ -16,11 +17,13 @@ __version__ = _version("jax_batched")
 
 __all__ = [
     "BackendInfo",
+    "RefinementInfo",
     "__version__",
     "backend_info",
     "cho_factor",
     "cho_solve",
     "cholesky",
+    "refined_solve",
     "solve",
     "solve_triangular",
     "triangular_solve",

@@ -87,13 +87,13 @@ def native_module_status(platform: Platform) -> str:
     return _loaded[platform][1]
 
 
-def has_kernels(platform: Platform) -> bool:
-    """Whether calls on this platform may be lowered to our kernels.
+def has_kernels(platform: Platform, operation: str) -> bool:
+    """Whether calls of an operation on this platform may be lowered to our kernels.
 
     A program for CUDA may be lowered on a machine without the CUDA module (to be exported); it is
     then lowered to `lax`, so that it runs anywhere.
     """
-    return native_module(platform) is not None
+    return operation in _MAX_N and native_module(platform) is not None
 
 
 def register_targets() -> None:
