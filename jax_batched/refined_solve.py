@@ -87,8 +87,7 @@ def refined_solve(
     ``x = 0``, corrections are solved for with that factor; residuals ``b - a x`` and sums
     are in the data's dtype. A right-hand side leaves when its backward error (see `RefinementInfo`)
     is at most tol, when two steps in a row do not halve it or one does not lower it, or after
-    max_steps; what then happens to the
-    others does not change it.
+    max_steps; what then happens to the others does not change it.
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
@@ -107,7 +106,9 @@ def refined_solve(
         for ``"ir"``.
       max_steps: most refinement steps after the first solve (default 30).
       tol: largest backward error that counts as converged; default ``max(n, 8) u`` with the unit
-        roundoff u of the data's dtype (2^-53 for float64).
+        roundoff u of the data's dtype (2^-53 for float64). With the default, refinement goes on
+        below it, to u or until a step does not halve the error: an ill-conditioned
+        solution gains digits by that.
       fallback: solve what did not converge again, with a factor in the data's dtype. Where all
         converge, nothing is computed for it.
 
@@ -148,12 +149,14 @@ def refined_solve(
     _checks.square("refined_solve", "a", matrix)
     columns = _checks.right_hand_side("refined_solve", matrix, rhs)
     n = matrix.shape[-1]
+    unit = float(_finfo(matrix.dtype).eps) / 2
     options = {
         "assume_a": assume_a,
         "transpose": False,
         "method": method,
         "max_steps": _max_steps(max_steps),
-        "tol": _tolerance(tol, n, matrix.dtype),
+        "tol": max(n, 8) * unit if tol is None else _tolerance(tol),
+        "goal": unit if tol is None else _tolerance(tol),
         "fallback": bool(fallback),
     }
     low = _factor_dtype(factor_dtype, matrix.dtype)
@@ -195,9 +198,7 @@ def _max_steps(given: int | None) -> int:
     return int(given)
 
 
-def _tolerance(given: float | None, n: int, dtype: Any) -> float:
-    if given is None:
-        return max(n, 8) * float(_finfo(dtype).eps) / 2
+def _tolerance(given: float) -> float:
     if not 0 <= given < math.inf:
         raise ValueError(f"refined_solve: tol must be finite and not negative, got {given!r}")
     return float(given)
@@ -356,6 +357,7 @@ def _refine(
     method: str,
     max_steps: int,
     tol: float,
+    goal: float,
     fallback: bool,
 ) -> Sequence[Array]:
     """x, converged, steps, backward error and rescued of each right-hand side, and info."""
@@ -378,7 +380,7 @@ def _refine(
             return low_solve(state.residual)
 
         def good_enough(d: Array, residual: Array) -> Array:
-            return backward_error(state.x + d, residual) <= tol / 4
+            return backward_error(state.x + d, residual) <= goal / 4
 
         count = jnp.where(state.number == 0, 1, _GMRES_STEPS)
         return _gmres(a, low_solve, state.residual, good_enough, state.active, count)
@@ -397,9 +399,9 @@ def _refine(
             steps=jnp.where(state.active, state.number, state.steps),
             slow=slow,
             active=state.active
-            & (error > tol)
+            & (error > goal)
             & (error < state.error)
-            & ~(slow & state.slow)
+            & ~(slow & (state.slow | (error <= tol)))
             & (state.number < max_steps),
             number=state.number + 1,
         )
