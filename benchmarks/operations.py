@@ -157,6 +157,16 @@ OPERATIONS: dict[str, Operation] = {
             "torch": lambda a, b: torch().cholesky_solve(b, torch().linalg.cholesky_ex(a).L),
         },
     ),
+    # solve_pos's systems: a run of both, in float32 and float64, compares single, double, mixed.
+    "refined_solve": Operation(
+        operands=("spd", "rhs"),
+        floor=_solve_floor,
+        ratio=_solve_ratio,
+        calls={
+            "jax_batched": lambda a, b: jb.refined_solve(a, b, lower=True)[0],
+            "jax": _jax_solve_pos,
+        },
+    ),
     "grad_logdet": Operation(
         operands=("spd",),
         floor=_factor_floor,
@@ -176,4 +186,6 @@ OPERATIONS: dict[str, Operation] = {
         },
     ),
 }
-USUAL_OPERATIONS = [name for name in OPERATIONS if not name.startswith("grad_")]
+USUAL_OPERATIONS = [
+    name for name in OPERATIONS if name != "refined_solve" and not name.startswith("grad_")
+]

@@ -30,6 +30,7 @@ TITLES = {
     "cho_solve": "Solve from a Cholesky factor",
     "triangular_solve": "Triangular solve",
     "solve_pos": "Solve, positive definite",
+    "refined_solve": "Refined solve, positive definite",
     "grad_logdet": "Gradient of a log-determinant",
     "grad_solve": "Gradient of a solution",
 }

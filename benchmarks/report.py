@@ -146,6 +146,31 @@ def gradients(file: Path, document: Path) -> Iterator[str]:
     yield from times(rows, "n", sorted({row["n"] for row in rows}))
 
 
+def refined(file: Path, document: Path) -> Iterator[str]:
+    """Time of a solve in single, double and mixed precision: batches, and single large systems."""
+    known = [row for row in load(file) if row["nrhs"] == 1]
+    batched, large = select(known, 1, None, None), [row for row in known if row["batch"] == 1]
+    found = {(r["op"], r["dtype"], r["impl"], r["n"]): r["ms"] for r in (*large, *batched)}
+    sizes = sorted({row["n"] for row in (*large, *batched) if row["op"] == "refined_solve"})
+    lines = {
+        "single": ("solve_pos", "float32", OURS),
+        "double": ("solve_pos", "float64", OURS),
+        "double, stock JAX": ("solve_pos", "float64", THEIRS),
+        "mixed": ("refined_solve", "float64", OURS),
+    }
+    yield "| | " + " | ".join(f"n = {n}" for n in sizes) + " |"
+    yield "|---|" + "---:|" * len(sizes)
+    if not sizes:
+        return
+    for name, key in lines.items():
+        texts = [time_text(found[*key, n]) if (*key, n) in found else "-" for n in sizes]
+        yield f"| {name} | {' | '.join(texts)} |"
+    for name in ("double", "double, stock JAX"):
+        pairs = [(found.get((*lines[name], n)), found.get((*lines["mixed"], n))) for n in sizes]
+        texts = [f"**{figure(a / b)}x**" if a and b else "-" for a, b in pairs]
+        yield f"| mixed, times faster than {name} | {' | '.join(texts)} |"
+
+
 def odd_sizes(file: Path, document: Path) -> Iterator[str]:
     """Sizes that are not multiples of 8 beside the next multiple."""
     yield from sizes.markdown(load(beside(file, "sizes")))
@@ -186,6 +211,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "batch_10000": batch_10000,
     "small_batches": small_batches,
     "gradients": gradients,
+    "refined": refined,
     "odd_sizes": odd_sizes,
     "energy": joules,
     "published": published,

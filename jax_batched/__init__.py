@@ -11,6 +11,7 @@ from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
 from jax_batched.cholesky import cholesky  # noqa: E402
 from jax_batched.export import export_disabled_checks  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
+from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
 from jax_batched.triangular_solve import solve_triangular, triangular_solve  # noqa: E402
 
@@ -19,6 +20,7 @@ __version__ = _version("jax_batched")
 __all__ = [
     "BackendInfo",
     "LinalgOverride",
+    "RefinementInfo",
     "__version__",
     "backend_info",
     "cho_factor",
@@ -26,6 +28,7 @@ __all__ = [
     "cholesky",
     "export_disabled_checks",
     "override_jax_linalg",
+    "refined_solve",
     "solve",
     "solve_triangular",
     "triangular_solve",

@@ -99,13 +99,15 @@ def native_module_status(platform: Platform) -> str:
     return _loaded[platform][1]
 
 
-def has_kernels(platform: Platform) -> bool:
-    """Whether a call on this platform is lowered to our kernels.
+def has_kernels(platform: Platform, operation: str) -> bool:
+    """Whether calls of an operation on this platform are lowered to our kernels.
 
     A process without the CUDA module that has no CUDA device either can only lower programs for
     CUDA in order to export them: they call the kernels of the process that will run them. With a
     device but without the module, the program may well run here, and is `lax`.
     """
+    if operation not in _MAX_N:
+        return False
     return native_module(platform) is not None or not devices(platform)
 
 

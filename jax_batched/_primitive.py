@@ -66,13 +66,14 @@ class Rules:
     Attributes:
       signature: core dimensions as text, given the parameters.
       lax: the operation in plain `lax`, for platforms and sizes without a kernel; operands have
-        equal batch dimensions.
+        equal batch dimensions. An operation that has no kernel at all may be made of others here.
       jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; None is a zero tangent.
       transpose: ``transpose(params, primals, cotangents) -> cotangent`` of the operand that is None
         among the primals; a None cotangent is zero.
       fused: whether one kernel serves (platform, n, dtype); else ``composed`` is lowered.
       composed: the operation made of other operations of this library.
-      result_dtypes: dtype of each result; None is the operands'.
+      result_dtypes: dtype of each result, None is the first operand's; or a function of the
+        parameters and that operand's dtype.
     """
 
     signature: Callable[[Params], str]
@@ -81,7 +82,7 @@ class Rules:
     transpose: Callable[[Params, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
     fused: Callable[[_ffi.Platform, int, Any], bool] = lambda platform, n, dtype: True
     composed: Callable[..., Sequence[Array]] | None = None
-    result_dtypes: tuple[Any, ...] = (None,)
+    result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
 
 
 class Operation:
@@ -187,8 +188,11 @@ class Operation:
                     )
         batch = _broadcast_batch(self.name, batches)
         spec, core_spec = _result_spec(self.name, avals, signature, batch)
+        dtypes = self.rules.result_dtypes
+        if callable(dtypes):
+            dtypes = dtypes(params, avals[0].dtype)
         results = []
-        for core, dtype in zip(signature.results, self.rules.result_dtypes, strict=True):
+        for core, dtype in zip(signature.results, dtypes, strict=True):
             shape = (*batch, *(sizes[d] for d in core))
             sharding = _with_spec(avals[0].sharding, (*spec, *map(core_spec.get, core)))
             results.append(
@@ -241,7 +245,7 @@ class Operation:
         ]
         n = avals[0].shape[-1]
         return (
-            _ffi.has_kernels(platform)
+            _ffi.has_kernels(platform, self.name)
             and isinstance(n, int)
             and n <= _ffi.max_n(self.name, avals[0].dtype)
             and all(_at_least(1, size) for size in core_sizes)

@@ -86,12 +86,12 @@ def solve(
     if assume_a == "pos":
         x, info = solve_pos_op(matrix, columns, lower=bool(lower), accuracy=accuracy)
     else:
-        x, info = _solve_general(matrix, columns)
+        x, info = solve_general(matrix, columns)
     x = _checks.drop_column(x, rhs).astype(dtype)
     return (x, info) if return_info else x
 
 
-def _solve_general(a: Array, b: Array) -> tuple[Array, Array]:
+def solve_general(a: Array, b: Array) -> tuple[Array, Array]:
     """JAX's LU, one factorization for all right-hand sides of a matrix."""
     lu, _, permutation = jax.lax.linalg.lu(a)
     pivots = jnp.diagonal(lu, axis1=-2, axis2=-1)

@@ -320,6 +320,20 @@ def _solve_pos(lower: bool) -> Op:
     )
 
 
+def _refined_solve(name: str, method: str, **options: Any) -> Op:
+    pos = options.get("assume_a") != "gen"
+    return Op(
+        f"refined_solve-{name}",
+        "",
+        lambda a, b, **options: jb.refined_solve(a, b, **options)[0],
+        {"method": method, **options},
+        functools.partial(hermitian_from, upper=not options.get("lower")) if pos else lambda a: a,
+        spd if pos else general,
+        _strict_triangle(upper=bool(options.get("lower"))) if pos else _nothing,
+        real_diagonal=pos,
+    )
+
+
 _BOTH = (False, True)
 
 CHOLESKY = [_cholesky(*flags) for flags in itertools.product(_BOTH, _BOTH)]
@@ -331,6 +345,11 @@ SOLVE_TRIANGULAR = [
 CHO_SOLVE = [_cho_solve(lower) for lower in _BOTH]
 SOLVE_POS = [_solve_pos(lower) for lower in _BOTH]
 SOLVE_GEN = [Op("solve_gen", "", jb.solve, {"assume_a": "gen"}, lambda a: a, general, _nothing)]
+REFINED = [
+    _refined_solve("lower", "ir", lower=True),
+    _refined_solve("upper-gmres", "gmres"),
+    _refined_solve("gen", "ir", assume_a="gen"),
+]
 
 TABLE = [*CHOLESKY, *TRIANGULAR, *SOLVE_TRIANGULAR, *CHO_SOLVE, *SOLVE_POS, *SOLVE_GEN]
 BY_NAME = {op.name: op for op in TABLE}
@@ -358,7 +377,7 @@ ONE_EACH = [
 ]
 # Operations that factor, hence can fail and return info.
 FACTORING = [*CHOLESKY, *SOLVE_POS]
-SOLVING = [op for op in REDUCED if not op.factors]
+SOLVING = [*(op for op in REDUCED if not op.factors), *REFINED]
 WITH_KERNELS = [op for op in REDUCED if op.operation]
 SUBSTITUTING = [op for op in WITH_KERNELS if not op.factors]
 

@@ -97,7 +97,7 @@ def scalar_and_operands(op, dtype, *, batch=(2,), n=4, nrhs=2):
 
 
 @pytest.mark.parametrize("dtype", ops.WIDE_DTYPES)
-@pytest.mark.parametrize("op", ops.TABLE, ids=ops.ids)
+@pytest.mark.parametrize("op", [*ops.TABLE, *ops.REFINED], ids=ops.ids)
 def test_first_derivatives(op, dtype):
     check_derivatives(op, op.operands(dtype, batch=(2,), n=4, nrhs=3))
 
@@ -105,7 +105,7 @@ def test_first_derivatives(op, dtype):
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [(op, "complex128") for op in ops.WITH_KERNELS]
-    + [(op, "float64") for op in (*ops.ONE_EACH, *ops.SOLVE_GEN)],
+    + [(op, "float64") for op in (*ops.ONE_EACH, *ops.SOLVE_GEN, *ops.REFINED)],
     ids=ops.ids,
 )
 def test_second_derivatives_in_every_order(op, dtype):

@@ -32,7 +32,7 @@ def differentiated(f, operands):
 
 
 @pytest.mark.parametrize("square", EMPTY_SQUARES)
-@pytest.mark.parametrize("op", ops.REDUCED, ids=ops.ids)
+@pytest.mark.parametrize("op", [*ops.REDUCED, *ops.REFINED], ids=ops.ids)
 def test_empty_matrices_and_batches(op, square):
     operands = empty_operands(op, square)
     x, gradients, dx = differentiated(op, operands)
@@ -158,6 +158,7 @@ SQUARE = {
 }
 SOLVERS = {
     "solve": jb.solve,
+    "refined_solve": lambda a, b: jb.refined_solve(a, b)[0],
     "triangular_solve": lambda a, b: jb.triangular_solve(a, b, left_side=True),
     "solve_triangular": jb.solve_triangular,
     "cho_solve": lambda a, b: jb.cho_solve((a, True), b),

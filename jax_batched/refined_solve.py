@@ -1,0 +1,600 @@
+"""Solving in mixed precision: a cheap factor, refined to the accuracy of the data's dtype.
+
+The way of a call: `low_factor_op` scales and factors each matrix in the low precision;
+`refine_op` solves with that factor, refines, and measures what it returns. Both are primitives of
+the library's factory, so that a batch made by `vmap` is the same program as one given as an array.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks
+from jax_batched._matrix import adjoint, hermitian_from_triangle, matmul
+from jax_batched._primitive import Operation, Params, Rules
+from jax_batched.cho_solve import cho_solve_op
+from jax_batched.cholesky import cholesky_op
+from jax_batched.solve import solve_general, solve_pos_op
+from jax_batched.triangular_solve import triangular_solve_op
+
+Array = jax.Array
+
+_finfo: Callable[[Any], Any] = jnp.finfo
+
+# Data's dtype -> accepted dtypes of the factor, the default first.
+_FACTOR_DTYPES: dict[str, tuple[str, ...]] = {
+    "float32": ("float32", "float16", "bfloat16"),
+    "float64": ("float32", "float64", "float16", "bfloat16"),
+    "complex64": ("complex64",),
+    "complex128": ("complex64", "complex128"),
+}
+_METHODS = ("ir", "gmres")
+_MAX_STEPS = 30
+
+# Corrections of one step of method "gmres".
+_GMRES_STEPS = 16
+
+# Scaled matrices have a diagonal near this: 1, and in float16 as much as leaves a factor of 8 to
+# its largest number, so that as little as possible falls below its smallest.
+_TOP = {"float16": 2.0**12}
+
+# Shifts of the diagonal, relative, in units of the low precision's roundoff: a matrix takes the
+# first with which it has a factor. The norm of n x n rounding errors is some 2 sqrt(n) of them.
+_SHIFTS = (0.0, 2.0, 8.0, 32.0)
+
+
+class RefinementInfo(NamedTuple):
+    """What became of each system; every field has the batch shape.
+
+    Attributes:
+      converged: whether the backward error of the x that is returned, measured, is at most tol, for
+        every right-hand side.
+      steps: refinement steps taken after the first solve; of several right-hand sides, the most.
+      backward_error: ``max|b - a x| / (max_i sum_j |a_ij| max|x| + max|b|)`` of the x that is
+        returned; of several right-hand sides, the largest. NaN or inf where there is no x.
+      info: 0, or the number k (from 1) of the pivot that failed, as in `solve`: that of the last
+        factorization of the matrix, in the full precision if it was tried, else the low one.
+      rescued: whether x, or a column of it, comes from a factor in the data's precision.
+    """
+
+    converged: Array
+    steps: Array
+    backward_error: Array
+    info: Array
+    rescued: Array
+
+
+def refined_solve(
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    assume_a: str = "pos",
+    lower: bool = False,
+    factor_dtype: Any = None,
+    method: str = "ir",
+    max_steps: int | None = None,
+    tol: float | None = None,
+    fallback: bool = True,
+) -> tuple[Array, RefinementInfo]:
+    """Solves ``a x = b`` for each matrix of a batch with a low-precision factor and refinement.
+
+    Each matrix is scaled by powers of two and factored once, in the low precision. From
+    ``x = 0``, corrections are solved for with that factor; residuals ``b - a x`` and sums
+    are in the data's dtype. A right-hand side leaves when its backward error (see `RefinementInfo`)
+    is at most tol, when two steps in a row do not halve it or one does not lower it, or after
+    max_steps; what then happens to the others does not change it.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
+      b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
+        broadcast.
+      assume_a: ``"pos"``: a is Hermitian positive definite. ``"gen"``: any matrix, by LU with
+        partial pivoting (JAX's own).
+      lower: with ``"pos"``, read a's lower triangle; otherwise its upper one. The other triangle
+        may hold anything.
+      factor_dtype: precision of the factor: for float64 data float32 (the default), float16,
+        bfloat16 or float64; for float32 data float32 (the default), float16 or bfloat16; for
+        complex128 data complex64 (the default) or complex128; for complex64 data complex64.
+        16-bit factors are computed in float32 from matrices rounded to 16 bits, and rounded.
+      method: ``"ir"``: iterative refinement, one correction a step. ``"gmres"``: a step is up to 16
+        corrections combined by flexible GMRES; it converges where the factor is too poor
+        for ``"ir"``.
+      max_steps: most refinement steps after the first solve (default 30).
+      tol: largest backward error that counts as converged; default ``max(n, 8) u`` with the unit
+        roundoff u of the data's dtype (2^-53 for float64). With the default, refinement goes on
+        below it, to u or until a step does not halve the error: an ill-conditioned
+        solution gains digits by that.
+      fallback: solve what did not converge again, with a factor in the data's dtype. Where all
+        converge, nothing is computed for it.
+
+    Returns:
+      ``(x, info)``: x of b's shape with the broadcast batch dimensions, and a `RefinementInfo`. x
+      is the iterate with the smallest backward error. It is NaN for a matrix that has no factor:
+      not positive definite in the last precision that was tried. No other is affected. A matrix
+      that is indefinite by less than the low precision's roundoff can pass for positive definite;
+      a converged x then still solves ``a x = b``.
+
+    Raises:
+      TypeError: an operand has another dtype, or factor_dtype does not go with it.
+      ValueError: shapes do not fit, or an option is not one of those accepted.
+
+    Derivatives are those of the solution, ``a dx = db - da x``, forward and reverse, each by a
+    refined solve with the same factor and options; they do not pass through the loop. With
+    ``"pos"`` they are zero in the triangle that is not read. A failed matrix has NaN derivatives,
+    alone.
+
+    Algorithm: Wilkinson's iterative refinement with a factor of lower precision, after Langou,
+    Langou, Luszczek, Kurzak, Buttari and Dongarra, "Exploiting the performance of 32 bit floating
+    point arithmetic in obtaining 64 bit accuracy" (2006); flexible GMRES after Arioli and Duff,
+    "Using FGMRES to obtain backward stability in mixed precision" (2009), for which Carson and
+    Higham, "Accelerating the solution of linear systems by iterative refinement in three
+    precisions" (2018), prove convergence; scaling and shift after Higham and Pranesh, "Exploiting
+    lower precision arithmetic in solving symmetric positive definite linear systems and least
+    squares problems" (2021).
+    """
+    _checks.option("refined_solve", "assume_a", assume_a, ("pos", "gen"))
+    _checks.option("refined_solve", "method", method, _METHODS)
+    for name, operand in (("a", a), ("b", b)):
+        dtype = jnp.asarray(operand).dtype.name
+        if dtype not in _FACTOR_DTYPES:
+            raise TypeError(
+                f"refined_solve: {name} has dtype {dtype}; accepted are {', '.join(_FACTOR_DTYPES)}"
+            )
+    (matrix, rhs), _ = _checks.operands("refined_solve", a=a, b=b)
+    _checks.square("refined_solve", "a", matrix)
+    columns = _checks.right_hand_side("refined_solve", matrix, rhs)
+    n = matrix.shape[-1]
+    unit = float(_finfo(matrix.dtype).eps) / 2
+    options = {
+        "assume_a": assume_a,
+        "transpose": False,
+        "method": method,
+        "max_steps": _max_steps(max_steps),
+        "tol": max(n, 8) * unit if tol is None else _tolerance(tol),
+        "goal": unit if tol is None else _tolerance(tol),
+        "fallback": bool(fallback),
+    }
+    low = _factor_dtype(factor_dtype, matrix.dtype)
+    if assume_a == "pos":
+        matrix = hermitian_from_triangle(matrix, upper=not lower)
+    factors = low_factor_op(matrix, assume_a=assume_a, dtype=low)
+    x, converged, steps, error, rescued, info = refine_op(matrix, *factors, columns, **options)
+    return _checks.drop_column(x, rhs), RefinementInfo(
+        converged=converged.all(-1) if n else jnp.ones_like(info, dtype=bool),
+        steps=steps.max(-1, initial=0),
+        backward_error=error.max(-1, initial=0),
+        info=info,
+        rescued=rescued.any(-1),
+    )
+
+
+def _factor_dtype(given: Any, data: Any) -> str:
+    """Name of the factor's dtype."""
+    accepted = _FACTOR_DTYPES[data.name]
+    if given is None:
+        return accepted[0]
+    try:
+        name = str(jnp.dtype(given).name)
+    except TypeError:
+        name = str(given)
+    if name not in accepted:
+        raise TypeError(
+            f"refined_solve: factor_dtype {name} does not go with data of dtype {data.name}; "
+            f"accepted are {', '.join(accepted)}"
+        )
+    return name
+
+
+def _max_steps(given: int | None) -> int:
+    if given is None:
+        return _MAX_STEPS
+    if not given >= 0 or int(given) != given:
+        raise ValueError(f"refined_solve: max_steps must be a count, got {given!r}")
+    return int(given)
+
+
+def _tolerance(given: float) -> float:
+    if not 0 <= given < math.inf:
+        raise ValueError(f"refined_solve: tol must be finite and not negative, got {given!r}")
+    return float(given)
+
+
+# Scaling. All by powers of two, which is exact.
+
+
+def _near_one(size: Array) -> Array:
+    """The power of two that brings a size near 1; 1 where that is not finite and positive.
+
+    Its inverse is an ordinary number too: sizes at the ends of the range stay some way off.
+    """
+    form = _finfo(size.dtype)
+    usable = (size > 0) & (size < jnp.inf)
+    limit = 2.0 ** (form.maxexp - 4)
+    inside = jnp.clip(jnp.where(usable, size, 1), 1 / limit, limit)
+    return 1 / jax.lax.reduce_precision(inside, form.nexp, 0)
+
+
+def _largest(x: Array, axis: int | tuple[int, ...]) -> Array:
+    return jnp.max(jnp.abs(x), axis=axis, keepdims=True)
+
+
+# The factor in the low precision.
+
+
+def _round(x: Array, dtype: str) -> Array:
+    """x rounded to the low precision, in the dtype that is computed in.
+
+    16-bit formats are computed in float32. `reduce_precision` because a compiler may drop a pair
+    of conversions.
+    """
+    if dtype not in ("float16", "bfloat16"):
+        return x.astype(dtype)
+    form = _finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), form.nexp, form.nmant)
+
+
+def _low_factor(a: Array, *, assume_a: str, dtype: str) -> Sequence[Array]:
+    """Scaled matrices and their factors in the low precision.
+
+    Returns:
+      Factor, scaling of the rows, scaling of the columns, permutation of the rows, info. With
+      scalings R and C and a normalised to entries near 1 or less, R a C is what was factored.
+    """
+    a = a * _near_one(_largest(a, (-2, -1)))
+    factor = _low_cholesky if assume_a == "pos" else _low_lu
+    return factor(a, dtype)
+
+
+def _low_cholesky(a: Array, dtype: str) -> Sequence[Array]:
+    diagonal = jnp.real(jnp.diagonal(a, axis1=-2, axis2=-1))
+    scale = _near_one(jnp.sqrt(diagonal)) * _TOP.get(dtype, 1) ** 0.5
+    scaled = a * scale[..., :, None] * scale[..., None, :]
+    eye = jnp.eye(a.shape[-1], dtype=bool)
+
+    def factor_the_rest(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        low, info, attempt = state
+        shift = jnp.asarray(_SHIFTS, scale.dtype)[attempt] * float(_finfo(dtype).eps) / 2
+        shifted = jnp.where(eye, scaled * (1 + shift), scaled)
+        again, again_info = cholesky_op(
+            _round(shifted, dtype), upper=False, symmetrize=False, accuracy="ieee"
+        )
+        return (
+            jnp.where((info > 0)[..., None, None], _round(again, dtype), low),
+            jnp.where(info > 0, again_info, info),
+            attempt + 1,
+        )
+
+    low, info, _ = jax.lax.while_loop(
+        lambda state: (state[1] > 0).any() & (state[2] < len(_SHIFTS)),
+        factor_the_rest,
+        (
+            jnp.zeros_like(_round(a, dtype)),
+            jnp.ones_like(scale[..., 0], dtype=jnp.int32),
+            jnp.int32(0),
+        ),
+    )
+    rows = jnp.broadcast_to(jnp.arange(a.shape[-1], dtype=jnp.int32), scale.shape)
+    return low, scale, scale, rows, info
+
+
+def _low_lu(a: Array, dtype: str) -> Sequence[Array]:
+    row = _near_one(_largest(a, -1))
+    column = _near_one(_largest(a * row, -2))
+    row = row * _TOP.get(dtype, 1)
+    lu, _, rows = jax.lax.linalg.lu(_round(a * row * column, dtype))
+    lu = _round(lu, dtype)
+    singular = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
+    info = jnp.where(singular.any(-1), jnp.argmax(singular, -1) + 1, 0).astype(jnp.int32)
+    return lu, row[..., 0], column[..., 0, :], rows, info
+
+
+def _low_solve(factors: Sequence[Array], r: Array, *, assume_a: str, transpose: bool) -> Array:
+    """The solution of M z = r, where M is the matrix that the factor stands for.
+
+    Each right-hand side is brought near 1 before it is rounded.
+    """
+    factor, row, column, rows = factors
+    left, right = (column, row) if transpose else (row, column)
+    scaled = r * left[..., None]
+    near_one = _near_one(_largest(scaled, -2))
+    low = (scaled * near_one).astype(factor.dtype)
+    if assume_a == "pos":
+        (z,) = cho_solve_op(factor, low, lower=True)
+    else:
+        z = _lu_solve(factor, rows, low, transpose)
+    return z.astype(r.dtype) * (1 / near_one) * right[..., None]
+
+
+def _lu_solve(lu: Array, rows: Array, b: Array, transpose: bool) -> Array:
+    """Solves with a[rows] = L U, or with the transpose of a."""
+
+    def substitute(b: Array, lower: bool) -> Array:
+        (x,) = triangular_solve_op(
+            lu,
+            b,
+            left_side=True,
+            lower=lower,
+            transpose_a=transpose,
+            conjugate_a=False,
+            unit_diagonal=lower,
+        )
+        return x
+
+    if transpose:
+        x = substitute(substitute(b, lower=False), lower=True)
+        return jnp.take_along_axis(x, jnp.argsort(rows, -1)[..., None], axis=-2)
+    permuted = jnp.take_along_axis(b, rows[..., None], axis=-2)
+    return substitute(substitute(permuted, lower=True), lower=False)
+
+
+# Refinement.
+
+
+class _State(NamedTuple):
+    """Of each right-hand side: the best x so far, its residual and backward error, the steps taken,
+    whether the last one did not halve the error, and whether it is refined further. And the number
+    of the step to come, 0 for the first solve."""
+
+    x: Array
+    residual: Array
+    error: Array
+    steps: Array
+    slow: Array
+    active: Array
+    number: Array
+
+
+def _refine(
+    a: Array,
+    *operands: Array,
+    assume_a: str,
+    transpose: bool,
+    method: str,
+    max_steps: int,
+    tol: float,
+    goal: float,
+    fallback: bool,
+) -> Sequence[Array]:
+    """x, converged, steps, backward error and rescued of each right-hand side, and info."""
+    *factors, info, b = operands
+    if transpose:
+        a = jnp.swapaxes(a, -1, -2)
+    a_scale = _near_one(_largest(a, (-2, -1)))
+    b_scale = _near_one(_largest(b, -2))
+    a, b = a * a_scale, b * b_scale
+    a_norm = jnp.sum(jnp.abs(a), -1).max(-1)[..., None]
+    b_norm = _largest(b, -2)[..., 0, :]
+
+    def backward_error(x: Array, residual: Array) -> Array:
+        return _largest(residual, -2)[..., 0, :] / (a_norm * _largest(x, -2)[..., 0, :] + b_norm)
+
+    low_solve = functools.partial(_low_solve, factors, assume_a=assume_a, transpose=transpose)
+
+    def correction(state: _State) -> Array:
+        if method == "ir":
+            return low_solve(state.residual)
+
+        def good_enough(d: Array, residual: Array) -> Array:
+            return backward_error(state.x + d, residual) <= goal / 4
+
+        count = jnp.where(state.number == 0, 1, _GMRES_STEPS)
+        return _gmres(a, low_solve, state.residual, good_enough, state.active, count)
+
+    def step(state: _State) -> _State:
+        x = state.x + correction(state)
+        residual = b - matmul(a, x)
+        error = backward_error(x, residual)
+        first = state.number == 0
+        better = state.active & (first | (error < state.error))
+        slow = error > state.error / 2
+        return _State(
+            x=jnp.where(better[..., None, :], x, state.x),
+            residual=jnp.where(better[..., None, :], residual, state.residual),
+            error=jnp.where(better, error, state.error),
+            steps=jnp.where(state.active, state.number, state.steps),
+            slow=slow,
+            active=state.active
+            & (error > goal)
+            & (error < state.error)
+            & ~(slow & (state.slow | (error <= tol)))
+            & (state.number < max_steps),
+            number=state.number + 1,
+        )
+
+    # A right-hand side of zeros has the solution zero, unless there is no factor.
+    active = (b_norm != 0) | (info > 0)[..., None]
+    start = _State(
+        x=jnp.zeros_like(b),
+        residual=b,
+        error=jnp.where(active, jnp.inf, jnp.zeros_like(b_norm)),
+        steps=jnp.zeros_like(b_norm, dtype=jnp.int32),
+        slow=jnp.zeros_like(active),
+        active=active,
+        number=jnp.int32(0),
+    )
+    end = jax.lax.while_loop(lambda state: state.active.any(), step, start)
+    x, error, rescued = end.x, end.error, jnp.zeros_like(active)
+
+    if fallback:
+
+        def rescue(x: Array, error: Array, info: Array) -> tuple[Array, Array, Array, Array]:
+            solve = _solve_pos if assume_a == "pos" else solve_general
+            full, full_info = solve(a, b)
+            full_error = backward_error(full, b - matmul(a, full))
+            failed = ~(error <= tol)
+            no_factor = (full_info > 0)[..., None]
+            take = failed & (no_factor | (full_error < error) | jnp.isnan(error))
+            return (
+                jnp.where(take[..., None, :], full, x),
+                jnp.where(take, full_error, error),
+                take & ~no_factor,
+                jnp.where(failed.any(-1), full_info, info),
+            )
+
+        x, error, rescued, info = jax.lax.cond(
+            (~(error <= tol)).any(),
+            rescue,
+            lambda x, error, info: (x, error, rescued, info),
+            x,
+            error,
+            info,
+        )
+
+    # Exact, but for what leaves the range of the dtype: that counts as error.
+    result = x * a_scale * (1 / b_scale)
+    lost = _largest(result * b_scale * (1 / a_scale) - x, -2) / _largest(x, -2)
+    error = error + jnp.where((x == 0).all(-2), 0, lost[..., 0, :])
+    return result, error <= tol, end.steps, error, rescued, info
+
+
+def _solve_pos(a: Array, b: Array) -> tuple[Array, Array]:
+    x, info = solve_pos_op(a, b, lower=True, accuracy="ieee")
+    return x, info
+
+
+def _gmres(
+    a: Array,
+    precondition: Callable[[Array], Array],
+    residual: Array,
+    good_enough: Callable[[Array, Array], Array],
+    active: Array,
+    count: Array,
+) -> Array:
+    """The combination d of up to count preconditioned directions with the smallest residual.
+
+    Flexible GMRES in the form of generalised conjugate residuals: directions z with a z
+    orthonormal, each from the preconditioned residual so far. That a direction is inexact (it comes
+    from the low precision) does not matter, since a z is computed in the data's precision. Each
+    right-hand side has its own directions, rows of arrays of shape ``(..., k, steps, n)``.
+    """
+    n = a.shape[-1]
+    size = min(n, _GMRES_STEPS)
+    no_rows = jnp.zeros_like(jnp.swapaxes(residual, -1, -2))[..., None, :]
+    no_rows = jnp.broadcast_to(no_rows, (*no_rows.shape[:-2], size, n))
+
+    def step(state: Any) -> Any:
+        j, d, residual, directions, images, active = state
+        z = precondition(residual)
+        direction = jnp.swapaxes(z, -1, -2)[..., None, :]
+        image = jnp.swapaxes(matmul(a, z), -1, -2)[..., None, :]
+        for _ in range(2):  # once leaves what rounding put there
+            along = matmul(image, adjoint(images))
+            direction = direction - matmul(along, directions)
+            image = image - matmul(along, images)
+        length = jnp.sqrt(jnp.real(_inner(image, image)))
+        inverse = jnp.where(length > 0, 1 / length, 0)
+        direction, image = direction * inverse, image * inverse
+        along = _inner(image, jnp.swapaxes(residual, -1, -2)[..., None, :])
+        use = active[..., None, :]
+        d = jnp.where(use, d + jnp.swapaxes((along * direction)[..., 0, :], -1, -2), d)
+        residual = jnp.where(
+            use, residual - jnp.swapaxes((along * image)[..., 0, :], -1, -2), residual
+        )
+        return (
+            j + 1,
+            d,
+            residual,
+            jax.lax.dynamic_update_slice_in_dim(directions, direction, j, axis=-2),
+            jax.lax.dynamic_update_slice_in_dim(images, image, j, axis=-2),
+            active & ~good_enough(d, residual),
+        )
+
+    def unfinished(state: Any) -> Any:
+        return (state[0] < jnp.minimum(count, size)) & state[-1].any()
+
+    start = (jnp.int32(0), jnp.zeros_like(residual), residual, no_rows, no_rows, active)
+    d: Array = jax.lax.while_loop(unfinished, step, start)[1]
+    return d
+
+
+def _inner(x: Array, y: Array) -> Array:
+    """Conjugated inner product along the last dimension, added in an order fixed by its size."""
+    products = jnp.conj(x) * y
+    while products.shape[-1] > 1:
+        half = (products.shape[-1] + 1) // 2
+        rest = products[..., half:]
+        rest = jnp.pad(rest, [(0, 0)] * (rest.ndim - 1) + [(0, half - rest.shape[-1])])
+        products = products[..., :half] + rest
+    return products
+
+
+# Derivatives: those of the solution. Factors are a means, and have none.
+
+
+def _low_factor_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    return low_factor_op(*primals, **params), [None] * 5
+
+
+def _refine_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """a dx = db - da x."""
+    da, db = tangents[0], tangents[-1]
+    results = refine_op(*primals, **params)
+    rhs = db
+    if da is not None:
+        product = matmul(jnp.swapaxes(da, -1, -2) if params["transpose"] else da, results[0])
+        rhs = -product if db is None else db - product
+    dx = None if rhs is None else refine_op(*primals[:-1], rhs, **params)[0]
+    return results, [dx, *[None] * 5]
+
+
+def _refine_transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+    """A Hermitian matrix has the transpose conj(a); an LU factorization serves both."""
+    ct = cotangents[0]
+    if ct is None:
+        return None
+    if params["assume_a"] == "pos":
+        return jnp.conj(refine_op(*primals[:-1], jnp.conj(ct), **params)[0])
+    turned = {**params, "transpose": not params["transpose"]}
+    return refine_op(*primals[:-1], ct, **turned)[0]
+
+
+def _computed_in(dtype: str) -> Any:
+    return jnp.dtype("float32" if dtype in ("float16", "bfloat16") else dtype)
+
+
+def _real(dtype: Any) -> Any:
+    return _finfo(dtype).dtype
+
+
+low_factor_op = Operation(
+    "low_factor",
+    Rules(
+        signature=lambda params: "(n,n)->(n,n),(n),(n),(n),()",
+        lax=_low_factor,
+        jvp=_low_factor_jvp,
+        result_dtypes=lambda params, data: (
+            _computed_in(params["dtype"]),
+            _real(data),
+            _real(data),
+            jnp.int32,
+            jnp.int32,
+        ),
+    ),
+)
+
+refine_op = Operation(
+    "refine",
+    Rules(
+        signature=lambda params: "(n,n),(n,n),(n),(n),(n),(),(n,k)->(n,k),(k),(k),(k),(k),()",
+        lax=_refine,
+        jvp=_refine_jvp,
+        transpose=_refine_transpose,
+        result_dtypes=lambda params, data: (
+            None,
+            jnp.bool_,
+            jnp.int32,
+            _real(data),
+            jnp.bool_,
+            jnp.int32,
+        ),
+    ),
+)
