@@ -1,4 +1,6 @@
-"""20 small solves with and without CUDA graphs: `python -m benchmarks.cuda_graphs`. Needs a GPU.
+"""20 small solves with and without CUDA graphs. Needs a GPU.
+
+`python -m benchmarks.cuda_graphs docs/compatibility.md` fills the section `graphs` of the document.
 
 Each way runs in a process of its own, so that the first call is the first one in a capture, too:
 kernels are loaded lazily. "full" is with graphs and 95 % of the memory preallocated, which leaves
@@ -14,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,13 +26,22 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_batched as jb
-from benchmarks import results
+from benchmarks import documents, results
 
-# XLA's flags and the environment of each way.
-WAYS: dict[str, tuple[str, dict[str, str]]] = {
-    "on": ("", {}),
-    "off": ("--xla_gpu_enable_command_buffer=", {}),
-    "full": (
+
+class Way(NamedTuple):
+    """How a process runs."""
+
+    name: str
+    flag: str  # of XLA
+    environment: dict[str, str]
+
+
+WAYS = {
+    "on": Way("on", "", {}),
+    "off": Way("off", "--xla_gpu_enable_command_buffer=", {}),
+    "full": Way(
+        "on, 95 % of the memory preallocated",
         "",
         {"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95"},
     ),
@@ -83,7 +95,6 @@ def measure(file: Path) -> None:
 
 def run(way: str, folder: Path) -> Run:
     """Run one way in a fresh process."""
-    flag, environment = WAYS[way]
     dump = folder / way
     file = folder / f"{way}.npz"
     source = Path(jb.__file__).parents[1]
@@ -94,8 +105,8 @@ def run(way: str, folder: Path) -> Run:
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")]),
-            "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text {flag}",
-            **environment,
+            "XLA_FLAGS": f"--xla_dump_to={dump} --xla_dump_hlo_as_text {WAYS[way].flag}",
+            **WAYS[way].environment,
         },
     )
     # The place of a command buffer is the schedule of thunks or, in older versions, the program.
@@ -111,31 +122,43 @@ def run(way: str, folder: Path) -> Run:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare the ways and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cuda_graphs", description=__doc__)
+def table() -> Iterator[str]:
+    """A row for each way; ends the program where one is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {way: run(way, Path(folder)) for way in WAYS}
+    today = datetime.now(UTC).date().isoformat()
+    yield f"{results.device_name()}; jax {jax.__version__}; {today}; float32."
+    yield ""
+    yield "| graphs | captured | " + " | ".join(PROGRAMS) + " |"
+    yield "|---|---|" + "---:|" * len(PROGRAMS)
+    for way, ran in runs.items():
+        if ran.captured != (way != "off"):
+            raise SystemExit(f"graphs {way}: captured is {ran.captured}")
+        for name in PROGRAMS:
+            expected = runs["off"].solutions[name]
+            if not (np.isfinite(expected).all() and np.array_equal(ran.solutions[name], expected)):
+                raise SystemExit(f"graphs {way}: {name} has other bits than without")
+        times = " | ".join(f"{ran.seconds[name] * 1e6:.0f} us" for name in PROGRAMS)
+        yield f"| {WAYS[way].name} | {'yes' if ran.captured else 'no'} | {times} |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare the ways and fill one document."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cuda_graphs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("document", type=Path, nargs="?", help="a Markdown file")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.measure:
         measure(options.measure)
-        return 0
-    with tempfile.TemporaryDirectory() as folder:
-        runs = {way: run(way, Path(folder)) for way in WAYS}
-    print(f"{results.device_name()}; {STEPS} steps of batch 1,000, n = 8, float32")
-    print("| graphs | captured | " + " | ".join(f"{name}, us" for name in PROGRAMS) + " | bits |")
-    print("|---|---|" + "---:|" * len(PROGRAMS) + "---|")
-    wrong = False
-    for way, ran in runs.items():
-        equal = all(
-            np.isfinite(ran.solutions[name]).all()
-            and np.array_equal(ran.solutions[name], runs["off"].solutions[name])
-            for name in PROGRAMS
-        )
-        wrong |= not equal or ran.captured != (way != "off")
-        times = " | ".join(f"{ran.seconds[name] * 1e6:.1f}" for name in PROGRAMS)
-        print(f"| {way} | {ran.captured} | {times} | {'equal' if equal else 'DIFFER'} |")
-    return int(wrong)
+    elif options.document:
+        documents.fill(options.document, {"graphs": table})
+    else:
+        parser.error("which document?")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

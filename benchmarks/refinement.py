@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 import jax_batched as jb
-from benchmarks import results
+from benchmarks import documents, results
 
 SIZES = (8, 32, 100)
 SEEDS = 8
@@ -261,13 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     document = parser.parse_args(arguments).document
     jax.config.update("jax_enable_x64", True)
 
-    def section(match: re.Match[str]) -> str:
-        name = match["name"]
-        lines = "\n".join(SECTIONS[name]()) if name in SECTIONS else match["old"].rstrip()
-        return f"<!-- begin {name} -->\n{lines}\n<!-- end {name} -->"
-
-    pattern = r"<!-- begin (?P<name>\w+) -->\n(?P<old>.*?)<!-- end (?P=name) -->"
-    document.write_text(re.sub(pattern, section, document.read_text(), flags=re.DOTALL))
+    documents.fill(document, SECTIONS)
     draw(document.with_suffix(".png"))
     print(f"{results.device_name()}: {document}, {document.with_suffix('.png')}")
 

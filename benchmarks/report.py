@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import energy, sizes
+from benchmarks import documents, energy, sizes
 from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS
 from benchmarks.plot import DTYPES, TITLES, write_pictures, write_speed_up
 from benchmarks.results import Row, load, select
@@ -220,18 +220,9 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
 
 def fill(document: Path, file: Path) -> None:
     """Rewrite the sections of a document."""
-
-    def section(match: re.Match[str]) -> str:
-        name = match["name"]
-        if name not in SECTIONS:
-            raise SystemExit(f"{document}: no section {name}; there are {', '.join(SECTIONS)}")
-        made = list(SECTIONS[name](file, document))
-        table = bool(made) and made[0].startswith("|")
-        lines = "Not measured." if table and len(made) == 2 else "\n".join(made).strip()
-        return f"<!-- begin {name} -->\n{lines}\n<!-- end {name} -->"
-
-    pattern = r"<!-- begin (?P<name>\w+) -->\n.*?<!-- end (?P=name) -->"
-    document.write_text(re.sub(pattern, section, document.read_text(), flags=re.DOTALL))
+    documents.fill(
+        document, {name: partial(made, file, document) for name, made in SECTIONS.items()}
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
