@@ -30,6 +30,7 @@ _MAX_N: dict[str, dict[str, int]] = {
     "triangular_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
     "cho_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
     "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+    "residual": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
 }
 
 # Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself

@@ -67,7 +67,8 @@ class Rules:
       signature: core dimensions as text, given the parameters.
       lax: the operation in plain `lax`, for platforms and sizes without a kernel; operands have
         equal batch dimensions. An operation that has no kernel at all may be made of others here.
-      jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; None is a zero tangent.
+      jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; a None tangent is zero.
+        Without a rule JAX refuses to differentiate.
       transpose: ``transpose(params, primals, cotangents) -> cotangent`` of the operand that is None
         among the primals; a None cotangent is zero.
       fused: whether one kernel serves (platform, n, dtype); else ``composed`` is lowered.
@@ -78,7 +79,10 @@ class Rules:
 
     signature: Callable[[Params], str]
     lax: Callable[..., Sequence[Array]]
-    jvp: Callable[[Params, tuple[Any, ...], tuple[Any, ...]], tuple[Sequence[Any], Sequence[Any]]]
+    jvp: (
+        Callable[[Params, tuple[Any, ...], tuple[Any, ...]], tuple[Sequence[Any], Sequence[Any]]]
+        | None
+    ) = None
     transpose: Callable[[Params, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
     fused: Callable[[_ffi.Platform, int, Any], bool] = lambda platform, n, dtype: True
     composed: Callable[..., Sequence[Array]] | None = None
@@ -96,7 +100,8 @@ class Operation:
         self.primitive.def_impl(functools.partial(xla.apply_primitive, self.primitive))
         self.primitive.def_abstract_eval(self._abstract_eval)
         batching.primitive_batchers[self.primitive] = self._batch
-        ad.primitive_jvps[self.primitive] = self._jvp
+        if rules.jvp is not None:
+            ad.primitive_jvps[self.primitive] = self._jvp
         if rules.transpose is not None:
             ad.primitive_transposes[self.primitive] = self._transpose
         mlir.register_lowering(self.primitive, self._lower_to_lax)
@@ -210,6 +215,7 @@ class Operation:
     def _jvp(
         self, primals: tuple[Any, ...], tangents: tuple[Any, ...], **params: Any
     ) -> tuple[list[Any], list[Any]]:
+        assert self.rules.jvp is not None
         public = _without_kernel(params)
         given = tuple(None if isinstance(t, ad.Zero) else t for t in tangents)
         results, derivatives = self.rules.jvp(public, primals, given)

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
-from jax_batched._matrix import adjoint, hermitian_from_triangle, matmul
+from jax_batched._matrix import hermitian_from_triangle, matmul
 from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
+from jax_batched.residual import residual_op
 from jax_batched.solve import solve_general, solve_pos_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -107,7 +108,7 @@ def refined_solve(
       max_steps: most refinement steps after the first solve (default 30).
       tol: largest backward error that counts as converged; default ``max(n, 8) u`` with the unit
         roundoff u of the data's dtype (2^-53 for float64). With the default, refinement goes on
-        below it, to u or until a step does not halve the error: an ill-conditioned
+        below it, to 2 u or until a step does not halve the error: an ill-conditioned
         solution gains digits by that.
       fallback: solve what did not converge again, with a factor in the data's dtype. Where all
         converge, nothing is computed for it.
@@ -151,18 +152,16 @@ def refined_solve(
     n = matrix.shape[-1]
     unit = float(_finfo(matrix.dtype).eps) / 2
     options = {
-        "assume_a": assume_a,
+        "triangle": ("lower" if lower else "upper") if assume_a == "pos" else "",
         "transpose": False,
         "method": method,
         "max_steps": _max_steps(max_steps),
         "tol": max(n, 8) * unit if tol is None else _tolerance(tol),
-        "goal": unit if tol is None else _tolerance(tol),
+        "goal": 2 * unit if tol is None else _tolerance(tol),
         "fallback": bool(fallback),
     }
     low = _factor_dtype(factor_dtype, matrix.dtype)
-    if assume_a == "pos":
-        matrix = hermitian_from_triangle(matrix, upper=not lower)
-    factors = low_factor_op(matrix, assume_a=assume_a, dtype=low)
+    factors = low_factor_op(matrix, triangle=options["triangle"], dtype=low)
     x, converged, steps, error, rescued, info = refine_op(matrix, *factors, columns, **options)
     return _checks.drop_column(x, rhs), RefinementInfo(
         converged=converged.all(-1) if n else jnp.ones_like(info, dtype=bool),
@@ -238,33 +237,53 @@ def _round(x: Array, dtype: str) -> Array:
     return jax.lax.reduce_precision(x.astype(jnp.float32), form.nexp, form.nmant)
 
 
-def _low_factor(a: Array, *, assume_a: str, dtype: str) -> Sequence[Array]:
+def _scale(a: Array, triangle: str) -> Array:
+    """The power of two, one per matrix, that brings its largest entry near 1.
+
+    The largest entry of a definite matrix is on its diagonal.
+    """
+    size = _largest(_diagonal(a), -1) if triangle else _largest(a, (-2, -1))[..., 0]
+    return _near_one(size)[..., 0]
+
+
+def _diagonal(a: Array) -> Array:
+    return jnp.real(jnp.diagonal(a, axis1=-2, axis2=-1))
+
+
+def _low_factor(a: Array, *, triangle: str, dtype: str) -> Sequence[Array]:
     """Scaled matrices and their factors in the low precision.
+
+    Args:
+      triangle: "lower" or "upper", the triangle that is read of Hermitian matrices and holds their
+        Cholesky factor; or "" for any matrices and LU.
 
     Returns:
       Factor, scaling of the rows, scaling of the columns, permutation of the rows, info. With
-      scalings R and C and a normalised to entries near 1 or less, R a C is what was factored.
+      scalings R and C and a brought near 1 as a whole, R a C is what was factored.
     """
-    a = a * _near_one(_largest(a, (-2, -1)))
-    factor = _low_cholesky if assume_a == "pos" else _low_lu
-    return factor(a, dtype)
+    return _low_cholesky(a, triangle, dtype) if triangle else _low_lu(a, dtype)
 
 
-def _low_cholesky(a: Array, dtype: str) -> Sequence[Array]:
-    diagonal = jnp.real(jnp.diagonal(a, axis1=-2, axis2=-1))
-    scale = _near_one(jnp.sqrt(diagonal)) * _TOP.get(dtype, 1) ** 0.5
-    scaled = a * scale[..., :, None] * scale[..., None, :]
+def _low_cholesky(a: Array, triangle: str, dtype: str) -> Sequence[Array]:
+    near_one = _scale(a, triangle)[..., None]
+    scale = _near_one(jnp.sqrt(_diagonal(a) * near_one)) * _TOP.get(dtype, 1) ** 0.5
     eye = jnp.eye(a.shape[-1], dtype=bool)
 
-    def factor_the_rest(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def factor(shift: Any) -> Sequence[Array]:
+        # From a each time: a scaled copy for the retries would be written always.
+        scaled = a * near_one[..., None] * scale[..., :, None] * scale[..., None, :]
+        shifted = jnp.where(eye, scaled * (1 + shift), scaled)
+        factor, info = cholesky_op(
+            _round(shifted, dtype), upper=triangle == "upper", symmetrize=False, accuracy="ieee"
+        )
+        return _round(factor, dtype), info
+
+    def factor_the_rest(state: Any) -> Any:
         low, info, attempt = state
         shift = jnp.asarray(_SHIFTS, scale.dtype)[attempt] * float(_finfo(dtype).eps) / 2
-        shifted = jnp.where(eye, scaled * (1 + shift), scaled)
-        again, again_info = cholesky_op(
-            _round(shifted, dtype), upper=False, symmetrize=False, accuracy="ieee"
-        )
+        again, again_info = factor(shift)
         return (
-            jnp.where((info > 0)[..., None, None], _round(again, dtype), low),
+            jnp.where((info > 0)[..., None, None], again, low),
             jnp.where(info > 0, again_info, info),
             attempt + 1,
         )
@@ -272,17 +291,14 @@ def _low_cholesky(a: Array, dtype: str) -> Sequence[Array]:
     low, info, _ = jax.lax.while_loop(
         lambda state: (state[1] > 0).any() & (state[2] < len(_SHIFTS)),
         factor_the_rest,
-        (
-            jnp.zeros_like(_round(a, dtype)),
-            jnp.ones_like(scale[..., 0], dtype=jnp.int32),
-            jnp.int32(0),
-        ),
+        (*factor(_SHIFTS[0]), jnp.int32(1)),
     )
     rows = jnp.broadcast_to(jnp.arange(a.shape[-1], dtype=jnp.int32), scale.shape)
     return low, scale, scale, rows, info
 
 
 def _low_lu(a: Array, dtype: str) -> Sequence[Array]:
+    a = a * _scale(a, "")[..., None, None]
     row = _near_one(_largest(a, -1))
     column = _near_one(_largest(a * row, -2))
     row = row * _TOP.get(dtype, 1)
@@ -293,7 +309,7 @@ def _low_lu(a: Array, dtype: str) -> Sequence[Array]:
     return lu, row[..., 0], column[..., 0, :], rows, info
 
 
-def _low_solve(factors: Sequence[Array], r: Array, *, assume_a: str, transpose: bool) -> Array:
+def _low_solve(factors: Sequence[Array], r: Array, *, triangle: str, transpose: bool) -> Array:
     """The solution of M z = r, where M is the matrix that the factor stands for.
 
     Each right-hand side is brought near 1 before it is rounded.
@@ -303,8 +319,8 @@ def _low_solve(factors: Sequence[Array], r: Array, *, assume_a: str, transpose: 
     scaled = r * left[..., None]
     near_one = _near_one(_largest(scaled, -2))
     low = (scaled * near_one).astype(factor.dtype)
-    if assume_a == "pos":
-        (z,) = cho_solve_op(factor, low, lower=True)
+    if triangle:
+        (z,) = cho_solve_op(factor, low, lower=triangle == "lower")
     else:
         z = _lu_solve(factor, rows, low, transpose)
     return z.astype(r.dtype) * (1 / near_one) * right[..., None]
@@ -352,7 +368,7 @@ class _State(NamedTuple):
 def _refine(
     a: Array,
     *operands: Array,
-    assume_a: str,
+    triangle: str,
     transpose: bool,
     method: str,
     max_steps: int,
@@ -364,16 +380,19 @@ def _refine(
     *factors, info, b = operands
     if transpose:
         a = jnp.swapaxes(a, -1, -2)
-    a_scale = _near_one(_largest(a, (-2, -1)))
+    a_scale = _scale(a, triangle)
     b_scale = _near_one(_largest(b, -2))
-    a, b = a * a_scale, b * b_scale
-    a_norm = jnp.sum(jnp.abs(a), -1).max(-1)[..., None]
+    b = b * b_scale
+    residual_of = functools.partial(_residual, a, a_scale, triangle=triangle)
+    ones = jnp.ones_like(b[..., :1])
+    row_sums = -jnp.real(residual_of(ones, jnp.zeros_like(ones), absolute=True))
+    a_norm = row_sums.max(-2)
     b_norm = _largest(b, -2)[..., 0, :]
 
     def backward_error(x: Array, residual: Array) -> Array:
         return _largest(residual, -2)[..., 0, :] / (a_norm * _largest(x, -2)[..., 0, :] + b_norm)
 
-    low_solve = functools.partial(_low_solve, factors, assume_a=assume_a, transpose=transpose)
+    low_solve = functools.partial(_low_solve, factors, triangle=triangle, transpose=transpose)
 
     def correction(state: _State) -> Array:
         if method == "ir":
@@ -383,11 +402,11 @@ def _refine(
             return backward_error(state.x + d, residual) <= goal / 4
 
         count = jnp.where(state.number == 0, 1, _GMRES_STEPS)
-        return _gmres(a, low_solve, state.residual, good_enough, state.active, count)
+        return _gmres(residual_of, low_solve, state.residual, good_enough, state.active, count)
 
     def step(state: _State) -> _State:
         x = state.x + correction(state)
-        residual = b - matmul(a, x)
+        residual = residual_of(x, b)
         error = backward_error(x, residual)
         first = state.number == 0
         better = state.active & (first | (error < state.error))
@@ -423,9 +442,9 @@ def _refine(
     if fallback:
 
         def rescue(x: Array, error: Array, info: Array) -> tuple[Array, Array, Array, Array]:
-            solve = _solve_pos if assume_a == "pos" else solve_general
-            full, full_info = solve(a, b)
-            full_error = backward_error(full, b - matmul(a, full))
+            scaled = a * a_scale[..., None, None]
+            full, full_info = _full_solve(scaled, b, triangle)
+            full_error = backward_error(full, residual_of(full, b))
             failed = ~(error <= tol)
             no_factor = (full_info > 0)[..., None]
             take = failed & (no_factor | (full_error < error) | jnp.isnan(error))
@@ -446,19 +465,31 @@ def _refine(
         )
 
     # Exact, but for what leaves the range of the dtype: that counts as error.
-    result = x * a_scale * (1 / b_scale)
-    lost = _largest(result * b_scale * (1 / a_scale) - x, -2) / _largest(x, -2)
+    of_all = a_scale[..., None, None]
+    result = x * of_all * (1 / b_scale)
+    lost = _largest(result * b_scale * (1 / of_all) - x, -2) / _largest(x, -2)
     error = error + jnp.where((x == 0).all(-2), 0, lost[..., 0, :])
     return result, error <= tol, end.steps, error, rescued, info
 
 
-def _solve_pos(a: Array, b: Array) -> tuple[Array, Array]:
-    x, info = solve_pos_op(a, b, lower=True, accuracy="ieee")
+def _full_solve(a: Array, b: Array, triangle: str) -> tuple[Array, Array]:
+    """The direct solve in the data's precision."""
+    if not triangle:
+        return solve_general(a, b)
+    x, info = solve_pos_op(a, b, lower=triangle == "lower", accuracy="ieee")
     return x, info
 
 
+def _residual(
+    a: Array, scale: Array, x: Array, b: Array, *, triangle: str = "", absolute: bool = False
+) -> Array:
+    """b - scale a x, with |a| if absolute."""
+    (r,) = residual_op(a, scale, x, b, triangle=triangle, absolute=absolute)
+    return r
+
+
 def _gmres(
-    a: Array,
+    residual_of: Callable[[Array, Array], Array],
     precondition: Callable[[Array], Array],
     residual: Array,
     good_enough: Callable[[Array, Array], Array],
@@ -470,57 +501,60 @@ def _gmres(
     Flexible GMRES in the form of generalised conjugate residuals: directions z with a z
     orthonormal, each from the preconditioned residual so far. That a direction is inexact (it comes
     from the low precision) does not matter, since a z is computed in the data's precision. Each
-    right-hand side has its own directions, rows of arrays of shape ``(..., k, steps, n)``.
+    right-hand side has its own directions, the columns of arrays of shape ``(..., k, n, steps)``.
     """
-    n = a.shape[-1]
+    n = residual.shape[-2]
     size = min(n, _GMRES_STEPS)
-    no_rows = jnp.zeros_like(jnp.swapaxes(residual, -1, -2))[..., None, :]
-    no_rows = jnp.broadcast_to(no_rows, (*no_rows.shape[:-2], size, n))
+
+    def each(x: Array) -> Array:
+        """(..., n, k) -> (..., k, n, 1)."""
+        return jnp.swapaxes(x, -1, -2)[..., None]
+
+    def together(x: Array) -> Array:
+        return jnp.swapaxes(x[..., 0], -1, -2)
+
+    one = jnp.ones_like(jnp.real(residual[..., 0, :]))
+
+    def minus(basis: Array, x: Array, y: Array) -> Array:
+        """y - basis x."""
+        return _residual(basis, one, x, y)
+
+    def inner(basis: Array, x: Array) -> Array:
+        """basis^H x."""
+        rows = jnp.conj(jnp.swapaxes(basis, -1, -2))
+        return -minus(rows, x, jnp.zeros_like(x[..., : basis.shape[-1], :]))
 
     def step(state: Any) -> Any:
         j, d, residual, directions, images, active = state
         z = precondition(residual)
-        direction = jnp.swapaxes(z, -1, -2)[..., None, :]
-        image = jnp.swapaxes(matmul(a, z), -1, -2)[..., None, :]
+        direction, image = each(z), each(-residual_of(z, jnp.zeros_like(z)))
         for _ in range(2):  # once leaves what rounding put there
-            along = matmul(image, adjoint(images))
-            direction = direction - matmul(along, directions)
-            image = image - matmul(along, images)
-        length = jnp.sqrt(jnp.real(_inner(image, image)))
+            along = inner(images, image)
+            direction, image = minus(directions, along, direction), minus(images, along, image)
+        length = jnp.sqrt(jnp.real(inner(image, image)))
         inverse = jnp.where(length > 0, 1 / length, 0)
         direction, image = direction * inverse, image * inverse
-        along = _inner(image, jnp.swapaxes(residual, -1, -2)[..., None, :])
+        along = inner(image, each(residual))
         use = active[..., None, :]
-        d = jnp.where(use, d + jnp.swapaxes((along * direction)[..., 0, :], -1, -2), d)
-        residual = jnp.where(
-            use, residual - jnp.swapaxes((along * image)[..., 0, :], -1, -2), residual
-        )
+        d = jnp.where(use, together(minus(direction, -along, each(d))), d)
+        residual = jnp.where(use, together(minus(image, along, each(residual))), residual)
         return (
             j + 1,
             d,
             residual,
-            jax.lax.dynamic_update_slice_in_dim(directions, direction, j, axis=-2),
-            jax.lax.dynamic_update_slice_in_dim(images, image, j, axis=-2),
+            jax.lax.dynamic_update_slice_in_dim(directions, direction, j, axis=-1),
+            jax.lax.dynamic_update_slice_in_dim(images, image, j, axis=-1),
             active & ~good_enough(d, residual),
         )
 
     def unfinished(state: Any) -> Any:
         return (state[0] < jnp.minimum(count, size)) & state[-1].any()
 
-    start = (jnp.int32(0), jnp.zeros_like(residual), residual, no_rows, no_rows, active)
+    none = jnp.zeros_like(each(residual))
+    none = jnp.broadcast_to(none, (*none.shape[:-1], size))
+    start = (jnp.int32(0), jnp.zeros_like(residual), residual, none, none, active)
     d: Array = jax.lax.while_loop(unfinished, step, start)[1]
     return d
-
-
-def _inner(x: Array, y: Array) -> Array:
-    """Conjugated inner product along the last dimension, added in an order fixed by its size."""
-    products = jnp.conj(x) * y
-    while products.shape[-1] > 1:
-        half = (products.shape[-1] + 1) // 2
-        rest = products[..., half:]
-        rest = jnp.pad(rest, [(0, 0)] * (rest.ndim - 1) + [(0, half - rest.shape[-1])])
-        products = products[..., :half] + rest
-    return products
 
 
 # Derivatives: those of the solution. Factors are a means, and have none.
@@ -540,6 +574,8 @@ def _refine_jvp(
     results = refine_op(*primals, **params)
     rhs = db
     if da is not None:
+        if params["triangle"]:
+            da = hermitian_from_triangle(da, upper=params["triangle"] == "upper")
         product = matmul(jnp.swapaxes(da, -1, -2) if params["transpose"] else da, results[0])
         rhs = -product if db is None else db - product
     dx = None if rhs is None else refine_op(*primals[:-1], rhs, **params)[0]
@@ -551,7 +587,7 @@ def _refine_transpose(params: Params, primals: tuple[Any, ...], cotangents: tupl
     ct = cotangents[0]
     if ct is None:
         return None
-    if params["assume_a"] == "pos":
+    if params["triangle"]:
         return jnp.conj(refine_op(*primals[:-1], jnp.conj(ct), **params)[0])
     turned = {**params, "transpose": not params["transpose"]}
     return refine_op(*primals[:-1], ct, **turned)[0]

@@ -15,6 +15,8 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import ops  # noqa: E402
+import test_residual  # noqa: E402
+from jax_batched.residual import residual_op  # noqa: E402
 
 SIZES = {
     "thread": (1, 2, 3, 5, 8, 11),
@@ -26,16 +28,34 @@ SIZES = {
     "": (8, 13, 31, 65, 96, 100, 300),
 }
 
+RESIDUAL_SIZES = (1, 7, 8, 17, 31, 33, 65, 130, 257)
+
+
+def check_residual(dtype: str, batch: int) -> int:
+    """Every kernel of the residual; the number of calls."""
+    calls = 0
+    for triangle in test_residual.TRIANGLES:
+        for n in RESIDUAL_SIZES:
+            for nrhs in (1, 5):
+                arrays = test_residual.operands(dtype, n, n, nrhs, (batch if n <= 100 else 3,))
+                (r,) = residual_op(*arrays, triangle=triangle, absolute=False)
+                test_residual.check(r, *arrays, triangle)
+                calls += 1
+    return calls
+
 
 def main() -> None:
     """Runs the kernels and checks every matrix of every result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=37)
     parser.add_argument("--dtype", nargs="+", default=list(ops.DTYPES))
-    parser.add_argument("--op", nargs="+", default=[op.name for op in ops.ONE_EACH])
+    parser.add_argument("--op", nargs="+", default=[*(op.name for op in ops.ONE_EACH), "residual"])
     parser.add_argument("--large", action="store_true", help="also 262,144 matrices 16x16 and 2x2")
     arguments = parser.parse_args()
-    for op in (ops.BY_NAME[name] for name in arguments.op):
+    if "residual" in arguments.op:
+        for dtype in arguments.dtype:
+            print("residual", dtype, check_residual(dtype, arguments.batch), "calls", flush=True)
+    for op in (ops.BY_NAME[name] for name in arguments.op if name != "residual"):
         for dtype in arguments.dtype:
             calls = 0
             for kernel, sizes in SIZES.items():

@@ -251,4 +251,47 @@ inline SolvePosProblem parse<SolvePosProblem>(CallReader& call) {
   return p;
 }
 
+template <>
+inline ResidualProblem parse<ResidualProblem>(CallReader& call) {
+  const auto a = call.operand(0, 2);
+  const auto scale = call.operand(1, 0);
+  const auto x = call.operand(2, 2);
+  const auto b = call.operand(3, 2);
+  const auto r = call.result(0, 2);
+  ResidualProblem p{};
+  if (call.error().failure()) return p;
+  p.dtype = call.dtype(a);
+  const auto triangle = call.attribute<std::string_view>("triangle");
+  p.triangle = triangle == "lower"   ? ResidualProblem::Triangle::kLower
+               : triangle == "upper" ? ResidualProblem::Triangle::kUpper
+                                     : ResidualProblem::Triangle::kNone;
+  p.absolute = call.attribute<bool>("absolute");
+  p.kernel = call.attribute<std::string_view>("kernel");
+  p.batch = r.batch_count();
+  p.m = a.core(0);
+  p.n = a.core(1);
+  p.nrhs = r.core(1);
+  p.a = a.data;
+  p.scale = scale.data;
+  p.x = x.data;
+  p.b = b.data;
+  p.r = r.data;
+  p.a_map = call.batch_map(a, r);
+  p.scale_map = call.batch_map(scale, r);
+  p.x_map = call.batch_map(x, r);
+  p.b_map = call.batch_map(b, r);
+  const bool wide = p.dtype == DType::kFloat64 || p.dtype == DType::kComplex128;
+  call.require(p.m > 0 && p.n > 0 && p.nrhs > 0, "empty matrices or right-hand sides");
+  call.require(triangle.empty() || p.triangle != ResidualProblem::Triangle::kNone,
+               "triangle is not 'lower', 'upper' or empty");
+  call.require(triangle.empty() || p.m == p.n, "Hermitian matrices that are not square");
+  call.require(x.core(0) == p.n && x.core(1) == p.nrhs, "sizes of A and X differ");
+  call.require(b.core(0) == p.m && b.core(1) == p.nrhs && r.core(0) == p.m,
+               "sizes of A and B differ");
+  call.require(x.dtype == a.dtype && b.dtype == a.dtype && r.dtype == a.dtype &&
+                   scale.dtype == (wide ? ffi::DataType::F64 : ffi::DataType::F32),
+               "unexpected element types");
+  return p;
+}
+
 }  // namespace jax_batched

@@ -144,6 +144,28 @@ struct SolvePosProblem {
   BatchMap b_map;
 };
 
+// R = B - s A X with A m x n, X n x nrhs and a real factor s for each matrix.
+struct ResidualProblem {
+  enum class Triangle { kNone, kLower, kUpper };
+  DType dtype;
+  int64_t batch;
+  int64_t m;
+  int64_t n;
+  int64_t nrhs;
+  Triangle triangle;  // A is Hermitian, and this triangle of it is read; kNone: any A
+  bool absolute;      // |A| in place of A
+  std::string_view kernel;
+  const void* a;
+  const void* scale;
+  const void* x;
+  const void* b;
+  void* r;
+  BatchMap a_map;
+  BatchMap scale_map;
+  BatchMap x_map;
+  BatchMap b_map;
+};
+
 // Every triangular solve is M Y = C with M lower triangular, seen through strides:
 //   M(i, j) = a[a_start + i * a_row + j * a_col]   (conjugated if `conjugate`), j <= i
 //   Y(i, r) = x[x_start + i * x_row + r * x_col],  C likewise in b.

@@ -90,6 +90,13 @@ JAX_BATCHED_HD Complex<R> conj(Complex<R> a) {
   return {a.re, -a.im};
 }
 
+JAX_BATCHED_HD float absolute(float a) { return fabsf(a); }
+JAX_BATCHED_HD double absolute(double a) { return fabs(a); }
+template <class R>
+JAX_BATCHED_HD R absolute(Complex<R> a) {
+  return hypot(a.re, a.im);
+}
+
 // a * s with a real s.
 JAX_BATCHED_HD float scale(float a, float s) { return a * s; }
 JAX_BATCHED_HD double scale(double a, double s) { return a * s; }

@@ -18,6 +18,7 @@ int64_t work(const CholeskyProblem& p) { return work(p.n, 0, true); }
 int64_t work(const TriangularSolveProblem& p) { return work(p.n, p.nrhs, false); }
 int64_t work(const ChoSolveProblem& p) { return 2 * work(p.n, p.nrhs, false); }
 int64_t work(const SolvePosProblem& p) { return work(p.n, p.nrhs, true); }
+int64_t work(const ResidualProblem& p) { return 2 * p.m * p.n * p.nrhs + 8 * p.m * p.n + 64; }
 
 size_t element_size(DType dtype) {
   return with_element_type(dtype, [](auto t) { return sizeof(t); });
@@ -73,6 +74,7 @@ NB_MODULE(_cpu, m) {
     d["triangular_solve"] = capsule(handler<TriangularSolveProblem, &Kernels::triangular_solve>);
     d["cho_solve"] = capsule(handler<ChoSolveProblem, &Kernels::cho_solve>);
     d["solve_pos"] = capsule(handler<SolvePosProblem, &Kernels::solve_pos>);
+    d["residual"] = capsule(handler<ResidualProblem, &Kernels::residual>);
     return d;
   });
   m.def("isa", [] { return isa_name(); });

@@ -2,6 +2,7 @@
 // live in a namespace of that name, so that the linker cannot mix code of two instruction sets.
 #include "ffi/cpu/cho_solve.h"
 #include "ffi/cpu/cholesky.h"
+#include "ffi/cpu/residual.h"
 #include "ffi/cpu/solve_pos.h"
 #include "ffi/cpu/triangular_solve.h"
 
@@ -21,6 +22,9 @@ const Kernels table = {
     },
     [](const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
       with_element_type(p.dtype, [&](auto t) { solve_pos<decltype(t)>(p, begin, end, scratch); });
+    },
+    [](const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
+      with_element_type(p.dtype, [&](auto t) { residual<decltype(t)>(p, begin, end, scratch); });
     },
 };
 

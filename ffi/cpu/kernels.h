@@ -15,6 +15,7 @@ struct Kernels {
   Kernel<TriangularSolveProblem> triangular_solve;
   Kernel<ChoSolveProblem> cho_solve;
   Kernel<SolvePosProblem> solve_pos;
+  Kernel<ResidualProblem> residual;
 };
 
 // The best table that this processor runs, chosen once; JAX_BATCHED_ISA names another.
@@ -45,5 +46,6 @@ inline int64_t scratch_elements(const ChoSolveProblem& p) {
 inline int64_t scratch_elements(const SolvePosProblem& p) {
   return p.n * p.n + p.n * packed_columns<float>(p.nrhs);
 }
+inline int64_t scratch_elements(const ResidualProblem& p) { return p.m + 2 * p.n; }
 
 }  // namespace jax_batched::cpu

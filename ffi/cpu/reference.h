@@ -126,4 +126,31 @@ void solve_pos(const SolvePosProblem& p, int64_t index) {
   }
 }
 
+// r_ic = b_ic - sum_j s a_ij x_jc.
+template <class T>
+void residual(const ResidualProblem& p, int64_t index) {
+  const T* a = static_cast<const T*>(p.a) + p.a_map(index) * p.m * p.n;
+  const T* x = static_cast<const T*>(p.x) + p.x_map(index) * p.n * p.nrhs;
+  const T* b = static_cast<const T*>(p.b) + p.b_map(index) * p.m * p.nrhs;
+  const Real<T> s = static_cast<const Real<T>*>(p.scale)[p.scale_map(index)];
+  T* r = static_cast<T*>(p.r) + index * p.m * p.nrhs;
+  const bool upper = p.triangle == ResidualProblem::Triangle::kUpper;
+  const auto entry = [&](int64_t i, int64_t j) {
+    if (p.triangle == ResidualProblem::Triangle::kNone) return a[i * p.n + j];
+    if (i == j) return T(real(a[i * p.n + i]));
+    const T stored = hermitian_entry(a, p.n, std::max(i, j), std::min(i, j), upper);
+    return i > j ? stored : conj(stored);
+  };
+  for (int64_t i = 0; i < p.m; ++i) {
+    for (int64_t c = 0; c < p.nrhs; ++c) {
+      T sum(0);
+      for (int64_t j = 0; j < p.n; ++j) {
+        const T v = scale(entry(i, j), s);
+        sum = sub_mul(sum, p.absolute ? T(-absolute(v)) : -v, x[j * p.nrhs + c]);
+      }
+      r[i * p.nrhs + c] = b[i * p.nrhs + c] - sum;
+    }
+  }
+}
+
 }  // namespace jax_batched::cpu::reference

@@ -12,6 +12,7 @@
 #include "ffi/common/parse.h"
 #include "ffi/cuda/cho_solve.h"
 #include "ffi/cuda/cholesky.h"
+#include "ffi/cuda/residual.h"
 #include "ffi/cuda/solve_pos.h"
 #include "ffi/cuda/substitution_tiers.h"
 #include "ffi/cuda/tiers.h"
@@ -37,6 +38,10 @@ cudaError_t launch(cudaStream_t stream, const ChoSolveProblem& p) {
 template <class T>
 cudaError_t launch(cudaStream_t stream, const SolvePosProblem& p) {
   return solve_pos<T>(stream, p);
+}
+template <class T>
+cudaError_t launch(cudaStream_t stream, const ResidualProblem& p) {
+  return residual<T>(stream, p);
 }
 
 template <class Problem>
@@ -145,6 +150,7 @@ NB_MODULE(_cuda, m) {
     d["triangular_solve"] = capsule(handler<TriangularSolveProblem>);
     d["cho_solve"] = capsule(handler<ChoSolveProblem>);
     d["solve_pos"] = capsule(handler<SolvePosProblem>);
+    d["residual"] = capsule(handler<ResidualProblem>);
     return d;
   });
   // (operation, dtype, kernel, smallest n, largest n, compute capability needed, for "fast" only)

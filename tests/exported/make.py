@@ -21,6 +21,7 @@ ROWS = [
     ops.BY_NAME["triangular_solve-T-conj-unit"],
     *ops.CHO_SOLVE,
     *ops.SOLVE_POS,
+    ops.REFINED[0],
 ]
 DTYPES = ("float32", "complex128")
 

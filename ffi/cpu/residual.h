@@ -1,0 +1,81 @@
+// R = B - s A X, a column of X after the other.
+#pragma once
+
+#include "ffi/cpu/kernels.h"
+
+namespace jax_batched::cpu::JAX_BATCHED_ISA {
+
+// Sums that run side by side in a product of rows, so that it becomes vector instructions.
+template <class T>
+struct PartialSums {
+  T sum[kColumns<T>] = {};
+
+  T total() const {
+    T all = sum[0];
+    for (int64_t c = 1; c < kColumns<T>; ++c) all = all + sum[c];
+    return all;
+  }
+};
+
+// sum_j f(a_j) x_j over `count` entries.
+template <class T, class F>
+T product(const T* a, const T* x, int64_t count, const F& f) {
+  PartialSums<T> parts;
+  int64_t j = 0;
+  for (; j + kColumns<T> <= count; j += kColumns<T>) {
+    for (int64_t c = 0; c < kColumns<T>; ++c) {
+      parts.sum[c] = sub_mul(parts.sum[c], -f(a[j + c]), x[j + c]);
+    }
+  }
+  for (int64_t c = 0; j < count; ++j, ++c) parts.sum[c] = sub_mul(parts.sum[c], -f(a[j]), x[j]);
+  return parts.total();
+}
+
+// y_i += sum over the read triangle of a_ij x_j, and y_j += conj(a_ij) x_i of its strict part:
+// every entry is loaded once. f is applied to entries.
+template <class T, class F>
+void hermitian_product(const T* a, int64_t n, bool upper, const T* x, T* y, const F& f) {
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t begin = upper ? i + 1 : 0, end = upper ? n : i;
+    const T* row = a + i * n;
+    const T own = product(row + begin, x + begin, end - begin, f);
+    y[i] = sub_mul(y[i] + own, -f(T(real(row[i]))), x[i]);
+    for (int64_t j = begin; j < end; ++j) y[j] = sub_mul(y[j], -conj(f(row[j])), x[i]);
+  }
+}
+
+template <class T, class F>
+void residual_of(const ResidualProblem& p, const T* a, const T* x, const T* b, T* r, T* scratch,
+                 const F& f) {
+  T* column = scratch;
+  T* y = scratch + p.n;
+  for (int64_t c = 0; c < p.nrhs; ++c) {
+    for (int64_t j = 0; j < p.n; ++j) column[j] = x[j * p.nrhs + c];
+    if (p.triangle == ResidualProblem::Triangle::kNone) {
+      for (int64_t i = 0; i < p.m; ++i) y[i] = product(a + i * p.n, column, p.n, f);
+    } else {
+      for (int64_t i = 0; i < p.m; ++i) y[i] = T(0);
+      hermitian_product(a, p.n, p.triangle == ResidualProblem::Triangle::kUpper, column, y, f);
+    }
+    for (int64_t i = 0; i < p.m; ++i) r[i * p.nrhs + c] = b[i * p.nrhs + c] - y[i];
+  }
+}
+
+template <class T>
+void residual(const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
+  for (int64_t index = begin; index < end; ++index) {
+    const T* a = static_cast<const T*>(p.a) + p.a_map(index) * p.m * p.n;
+    const T* x = static_cast<const T*>(p.x) + p.x_map(index) * p.n * p.nrhs;
+    const T* b = static_cast<const T*>(p.b) + p.b_map(index) * p.m * p.nrhs;
+    const Real<T> s = static_cast<const Real<T>*>(p.scale)[p.scale_map(index)];
+    T* r = static_cast<T*>(p.r) + index * p.m * p.nrhs;
+    T* space = static_cast<T*>(scratch);
+    if (p.absolute) {
+      residual_of(p, a, x, b, r, space, [s](T v) { return T(absolute(scale(v, s))); });
+    } else {
+      residual_of(p, a, x, b, r, space, [s](T v) { return scale(v, s); });
+    }
+  }
+}
+
+}  // namespace jax_batched::cpu::JAX_BATCHED_ISA
