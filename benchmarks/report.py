@@ -3,7 +3,7 @@
 `python -m benchmarks.report docs/performance.md benchmarks/results/DEVICE.jsonl` writes what a
 section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of
 SECTIONS below, and draws the pictures beside the results file. Rows are also taken from
-DEVICE_sizes.jsonl and DEVICE_energy.jsonl.
+DEVICE_sizes.jsonl, DEVICE_energy.jsonl and DEVICE_scaling.jsonl.
 """
 
 from __future__ import annotations
@@ -171,6 +171,24 @@ def refined(file: Path, document: Path) -> Iterator[str]:
         yield f"| mixed, times faster than {name} | {' | '.join(texts)} |"
 
 
+def scaling(file: Path, document: Path) -> Iterator[str]:
+    """Efficiency on several devices: that of one is 1."""
+    rows = load(beside(file, "scaling"))
+    found = {(r["op"], r["dtype"], r["n"], r["scaling"], r["devices"]): r for r in rows}
+    columns = [
+        (kind, devices)
+        for kind in ("weak", "strong")
+        for devices in sorted({row["devices"] for row in rows})
+        if devices > 1
+    ]
+    yield "| operation | dtype | n | " + " | ".join(f"{k}, {d}" for k, d in columns) + " |"
+    yield "|---|---|---:|" + "---:|" * len(columns)
+    for case in dict.fromkeys((row["op"], row["dtype"], row["n"]) for row in rows):
+        cells = [found.get((*case, *column)) for column in columns]
+        texts = [f"{cell['efficiency']:.3f}" if cell else "-" for cell in cells]
+        yield f"| {case[0]} | {case[1]} | {case[2]} | {' | '.join(texts)} |"
+
+
 def odd_sizes(file: Path, document: Path) -> Iterator[str]:
     """Sizes that are not multiples of 8 beside the next multiple."""
     yield from sizes.markdown(load(beside(file, "sizes")))
@@ -212,6 +230,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "small_batches": small_batches,
     "gradients": gradients,
     "refined": refined,
+    "scaling": scaling,
     "odd_sizes": odd_sizes,
     "energy": joules,
     "published": published,

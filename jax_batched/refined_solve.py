@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
-from jax_batched._matrix import hermitian_from_triangle, matmul
+from jax_batched._matrix import hermitian_from_triangle, matmul, real_diagonal
 from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
@@ -265,6 +265,7 @@ def _low_factor(a: Array, *, triangle: str, dtype: str) -> Sequence[Array]:
 
 
 def _low_cholesky(a: Array, triangle: str, dtype: str) -> Sequence[Array]:
+    a = real_diagonal(a)
     near_one = _scale(a, triangle)[..., None]
     scale = _near_one(jnp.sqrt(_diagonal(a) * near_one)) * _TOP.get(dtype, 1) ** 0.5
     eye = jnp.eye(a.shape[-1], dtype=bool)
@@ -442,7 +443,7 @@ def _refine(
     if fallback:
 
         def rescue(x: Array, error: Array, info: Array) -> tuple[Array, Array, Array, Array]:
-            scaled = a * a_scale[..., None, None]
+            scaled = (real_diagonal(a) if triangle else a) * a_scale[..., None, None]
             full, full_info = _full_solve(scaled, b, triangle)
             full_error = backward_error(full, residual_of(full, b))
             failed = ~(error <= tol)

@@ -16,6 +16,7 @@ jax.config.update("jax_enable_x64", True)
 
 import ops  # noqa: E402
 import test_residual  # noqa: E402
+
 from jax_batched.residual import residual_op  # noqa: E402
 
 SIZES = {

@@ -350,9 +350,11 @@ REFINED = [
     _refined_solve("upper-gmres", "gmres"),
     _refined_solve("gen", "ir", assume_a="gen"),
 ]
+# Slow to compile; the others differ in what is inside the primitives.
+ONE_REFINED = REFINED[:1]
 
 TABLE = [*CHOLESKY, *TRIANGULAR, *SOLVE_TRIANGULAR, *CHO_SOLVE, *SOLVE_POS, *SOLVE_GEN]
-BY_NAME = {op.name: op for op in TABLE}
+BY_NAME = {op.name: op for op in (*TABLE, *REFINED)}
 
 # For transformations that are slow to compile: every operation, every flag on and off.
 REDUCED = [
@@ -377,7 +379,7 @@ ONE_EACH = [
 ]
 # Operations that factor, hence can fail and return info.
 FACTORING = [*CHOLESKY, *SOLVE_POS]
-SOLVING = [*(op for op in REDUCED if not op.factors), *REFINED]
+SOLVING = [*(op for op in REDUCED if not op.factors), REFINED[0], REFINED[-1]]
 WITH_KERNELS = [op for op in REDUCED if op.operation]
 SUBSTITUTING = [op for op in WITH_KERNELS if not op.factors]
 

@@ -105,7 +105,7 @@ def test_first_derivatives(op, dtype):
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [(op, "complex128") for op in ops.WITH_KERNELS]
-    + [(op, "float64") for op in (*ops.ONE_EACH, *ops.SOLVE_GEN, *ops.REFINED)],
+    + [(op, "float64") for op in (*ops.ONE_EACH, *ops.SOLVE_GEN, *ops.ONE_REFINED)],
     ids=ops.ids,
 )
 def test_second_derivatives_in_every_order(op, dtype):

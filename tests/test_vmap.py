@@ -91,9 +91,7 @@ def calls_in(f, *args):
 
 
 # GMRES keeps 16 directions of each right-hand side.
-@pytest.mark.parametrize(
-    "op", [op for op in ops.SOLVING if op.options.get("method") != "gmres"], ids=ops.ids
-)
+@pytest.mark.parametrize("op", ops.SOLVING, ids=ops.ids)
 def test_a_shared_factor_is_never_copied(op):
     n, count = 40, 12
     a, b = op.operands("float32", batch=(count,), n=n, nrhs=1)
