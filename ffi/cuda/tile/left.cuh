@@ -289,14 +289,14 @@ struct LeftFactor {
     return failed;
   }
 
-  // Registers of a worker: S of columns p and p + 1, by rows g, and where its rows begin.
+  // Registers of a worker: S of columns p and p + 1, and where its row tiles begin.
   struct State {
     Values current[kPairs][2], next[kPairs][2];
     const double* row[kPairs][2];
   };
 
-  // next -= A, rows of column c, then += sum_(j < count) L_ij L_cj^T, for the pairs kFirst ..
-  // kLast - 1.
+  // next += sum_(j < count) L_ij L_cj^T for the pairs kFirst .. kLast - 1; row tile c of L is
+  // `across`.
   template <int kFirst, int kLast>
   static __device__ __forceinline__ void sum_products(State& s, const double* across, int count) {
 #pragma unroll 2
