@@ -41,7 +41,13 @@ OPERATIONS = tuple(_MAX_N)
 
 # Largest n for which solve_pos is one kernel on CUDA rather than factor and solve: what the rows of
 # ffi/cuda/tiers.h that need no particular GPU cover, for a program may be lowered for another one.
-_CUDA_MAX_FUSED_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}
+# (float64: a factor of 144 rows is what 99 KB of shared memory hold, the least since sm_80.)
+_CUDA_MAX_FUSED_N = {"float32": 96, "float64": 144, "complex64": 64, "complex128": 48}
+
+# Beyond this n, the factor is in shared memory (kernel "left"), one kernel is faster up to so many
+# right-hand sides; with more, factor and solve are.
+_CUDA_FUSED_ANY_NRHS_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}
+_CUDA_MAX_FUSED_NRHS = 16
 
 
 def target_name(operation: str) -> str:
@@ -62,6 +68,18 @@ def max_fused_n(platform: Platform, dtype: Any) -> int:
     if platform == "cpu":
         return max_n("solve_pos", dtype)
     return _CUDA_MAX_FUSED_N[np.dtype(dtype).name]
+
+
+def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
+    """Whether solve_pos is one kernel for matrices (n, n) and right-hand sides (n, nrhs).
+
+    Any number of right-hand sides, also a symbolic one, has an answer.
+    """
+    if n > max_fused_n(platform, dtype):
+        return False
+    if platform == "cpu" or n <= _CUDA_FUSED_ANY_NRHS_N[np.dtype(dtype).name]:
+        return True
+    return isinstance(nrhs, int) and nrhs <= _CUDA_MAX_FUSED_NRHS
 
 
 def serves_stored(platform: Platform, n: int) -> bool:

@@ -71,7 +71,7 @@ class Rules:
         Without a rule JAX refuses to differentiate.
       transpose: ``transpose(params, primals, cotangents) -> cotangent`` of the operand that is None
         among the primals; a None cotangent is zero.
-      fused: whether one kernel serves (platform, n, dtype); else ``composed`` is lowered.
+      fused: whether one kernel serves (platform, *operands); else ``composed`` is lowered.
       composed: the operation made of other operations of this library.
       result_dtypes: dtype of each result, None is the first operand's; or a function of the
         parameters and that operand's dtype.
@@ -84,7 +84,7 @@ class Rules:
         | None
     ) = None
     transpose: Callable[[Params, tuple[Any, ...], tuple[Any, ...]], Any] | None = None
-    fused: Callable[[_ffi.Platform, int, Any], bool] = lambda platform, n, dtype: True
+    fused: Callable[..., bool] = lambda platform, *avals: True
     composed: Callable[..., Sequence[Array]] | None = None
     result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
 
@@ -278,8 +278,7 @@ class Operation:
     ) -> Any:
         if not self.has_kernel(platform, ctx.avals_in, params):
             return self._lower_to_lax(ctx, *operands, **params)
-        n, dtype = ctx.avals_in[0].shape[-1], ctx.avals_in[0].dtype
-        if not self.rules.fused(platform, n, dtype):
+        if not self.rules.fused(platform, *ctx.avals_in):
             assert self.rules.composed is not None
             public = _without_kernel(params)
             composed = functools.partial(self.rules.composed, **public)

@@ -178,8 +178,8 @@ cholesky_op = Operation(
         signature=lambda params: "(n,n)->(n,n),()",
         lax=_lax,
         jvp=_jvp,
-        fused=lambda platform, n, dtype: (
-            not _checks.is_stored(dtype) or _ffi.serves_stored(platform, n)
+        fused=lambda platform, a: (
+            not _checks.is_stored(a.dtype) or _ffi.serves_stored(platform, a.shape[-1])
         ),
         composed=_in_float32,
         result_dtypes=(None, jnp.int32),

@@ -159,7 +159,7 @@ solve_pos_op = Operation(
         lax=_lax,
         jvp=_jvp,
         transpose=_transpose,
-        fused=lambda platform, n, dtype: n <= _ffi.max_fused_n(platform, dtype),
+        fused=lambda platform, a, b: _ffi.is_fused(platform, a.shape[-1], b.shape[-1], a.dtype),
         composed=_composed,
         result_dtypes=(None, jnp.int32),
     ),

@@ -53,6 +53,11 @@ struct TierLauncher {
                                                 kTier.warps, kMinBlocks>(stream, args)
                                   : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
                                                 kTier.warps, kMinBlocks>(stream, args);
+    } else if constexpr (kTier.kernel == "left") {
+      using Factor = LeftFactor<kTier.warps - 1, false>;
+      static_assert(kTier.max_n <= Factor::kMaxN);
+      return launch<cholesky_left_kernel<kTier.warps - 1, kMinBlocks>>(
+          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
     } else {
       return with_access(args.upper, args.n % kVector<S> == 0, [&](auto access) {
         constexpr Access kAccess = decltype(access)::value;

@@ -9,6 +9,7 @@
 
 #include "ffi/cuda/tile/block.cuh"
 #include "ffi/cuda/tile/fragment.cuh"
+#include "ffi/cuda/tile/left.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
@@ -154,6 +155,23 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <class S, int kTiles, int kGroup, bool kExact, int kWarps>
 constexpr size_t cholesky_warp_shared_bytes() {
   return size_t{kWarps} * kGroup * CholeskyWarpShared<S, kTiles, kGroup, kExact>::kBytes;
+}
+
+// One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).
+template <int kWorkers, int kMinBlocks>
+__global__ void __launch_bounds__((LeftFactor<kWorkers, false>::kThreads), kMinBlocks)
+    cholesky_left_kernel(const CholeskyArguments<double> args) {
+  using Factor = LeftFactor<kWorkers, false>;
+  const Factor matrix(dynamic_shared, args.n);
+  const int64_t offset = static_cast<int64_t>(blockIdx.x) * args.n * args.n;
+  double* l = args.l + offset;
+  const int info = matrix.factor(args.a + offset, args.upper, args.symmetrize, nullptr, 0,
+                                 [&](int p) { matrix.store_rows(l, args.upper, p); });
+  if (threadIdx.x == 0) args.info[blockIdx.x] = info;
+  if (info) {
+    __syncthreads();
+    fill_failed(l, args.n, args.upper, threadIdx.x, Factor::kThreads);
+  }
 }
 
 // One block per matrix of any size.

@@ -54,9 +54,21 @@ struct TierLauncher {
         return launch_rows<T, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
       }
       return launch_rows<T, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
+    } else if constexpr (kTier.kernel == "left") {
+      using Factor = LeftFactor<kTier.warps - 1, true>;
+      static_assert(kTier.max_n <= Factor::kMaxN);
+      return launch<solve_pos_left_kernel<kTier.warps - 1, kMinBlocks>>(
+          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
+      if constexpr (kTier.kernel == "tiles") {
+        if (args.nrhs == 1) {
+          return launch<solve_pos_tiles_kernel<T, kTiles>>(
+              stream, args.batch, TileColumns<T, kTiles>::kMatrices, 32,
+              solve_pos_tiles_shared_bytes<T, kTiles>(), args);
+        }
+      }
       // Complex kernels are larger and slower to compile: one for all sizes of a tier.
       if constexpr (!kIsComplex<T>) {
         if (args.n == 8 * kTiles) {

@@ -9,10 +9,12 @@
 
 #include "ffi/common/problem.h"
 #include "ffi/cuda/tile/fragment.cuh"
+#include "ffi/cuda/tile/left.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/thread.cuh"
+#include "ffi/cuda/tile/tile_columns.cuh"
 
 namespace jax_batched::cuda {
 
@@ -221,6 +223,61 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <class T, int kSlots, int kLanes, int kWarps>
 constexpr size_t solve_pos_rows_shared_bytes() {
   return size_t{kWarps} * (32 / kLanes) * Rows<T, kSlots, kLanes>::kElements * sizeof(T);
+}
+
+// 8 lanes of a warp for one matrix and one right-hand side, in shared memory (tile_columns.cuh).
+template <class T, int kTiles>
+__global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosArguments<T> args) {
+  using Matrix = TileColumns<T, kTiles>;
+  const int q = threadIdx.x / 8, g = threadIdx.x % 8;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
+  // A warp that is not full computes the last matrix again.
+  const int64_t entry = min(first + q, args.batch - 1);
+  const bool stored = first + q < args.batch;
+  const int n = args.n;
+  T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
+  const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
+  Matrix::start_copy(shared, a, n, args.upper, g);
+  commit_copies();
+
+  const T* b = args.b + matrix_index(args.b_map, entry) * n;
+  const auto load_rhs = [&](T(&y)[kTiles]) {
+#pragma unroll
+    for (int s = 0; s < kTiles; ++s) {
+      const int i = 8 * s + g;
+      y[s] = i < n ? conj_if(args.upper, b[i]) : T(0);
+    }
+  };
+  T y[kTiles];
+  load_rhs(y);
+  wait_for_copies<0>();
+  __syncwarp();
+  Matrix m;
+  const bool plain = m.factor(shared, y, n, g);
+  int info = 0;
+  const bool mine = (__ballot_sync(kFullWarp, !plain) >> (8 * q) & 0xff) != 0;
+  if (__any_sync(kFullWarp, mine)) {
+    const int failed = m.repair(shared, a, mine, n, args.upper, g);
+    if (mine) info = failed;
+    T again[kTiles];
+    load_rhs(again);
+    m.solve_forward(shared, again, g);
+#pragma unroll
+    for (int s = 0; s < kTiles; ++s) y[s] = mine ? again[s] : y[s];
+  }
+  if (g == 0 && stored) args.info[entry] = info;
+  m.solve_backward(shared, y, g);
+  T* x = args.x + entry * n;
+#pragma unroll
+  for (int s = 0; s < kTiles; ++s) {
+    const int i = 8 * s + g;
+    if (i < n && stored) x[i] = info ? quiet_nan<T>() : conj_if(args.upper, y[s]);
+  }
+}
+
+template <class T, int kTiles>
+constexpr size_t solve_pos_tiles_shared_bytes() {
+  return TileColumns<T, kTiles>::kMatrices * TileColumns<T, kTiles>::kElements * sizeof(T);
 }
 
 // What one warp keeps in shared memory per matrix, besides the panel: the factor's diagonal blocks,
@@ -477,6 +534,47 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <class T, int kTiles, int kGroup, int kWarps>
 constexpr size_t solve_pos_warp_shared_bytes() {
   return size_t{kWarps} * kGroup * SolveWorkspace<T, kTiles, kGroup>::kElements * sizeof(T);
+}
+
+// One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh). Eight
+// right-hand sides ride along as rows of the matrix; the others, and the backward substitution of
+// all, are one warp's each.
+template <int kWorkers, int kMinBlocks>
+__global__ void __launch_bounds__((LeftFactor<kWorkers, true>::kThreads), kMinBlocks)
+    solve_pos_left_kernel(const SolvePosArguments<double> args) {
+  using Factor = LeftFactor<kWorkers, true>;
+  const Factor matrix(dynamic_shared, args.n);
+  const int64_t entry = blockIdx.x;
+  const int n = args.n;
+  const int64_t nrhs = args.nrhs;
+  const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
+  double* x = args.x + entry * n * nrhs;
+  const int info = matrix.factor(args.a + matrix_index(args.a_map, entry) * n * n, args.upper,
+                                 false, b, nrhs, [](int) {});
+  if (threadIdx.x == 0) args.info[entry] = info;
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int64_t c = matrix.worker; c < nrhs; c += Factor::kWarps) {
+    double z[Factor::kSlots];
+#pragma unroll
+    for (int s = 0; s < Factor::kSlots; ++s) {
+      const int i = 32 * s + lane;
+      z[s] = 0;
+      if (i >= n) continue;
+      if (c < 8) {
+        z[s] = matrix.tile(matrix.tiles, i / 8)[Factor::at(static_cast<int>(c), i % 8)];
+      } else {
+        z[s] = b[i * nrhs + c];
+      }
+    }
+    if (c >= 8) matrix.template substitute<false>(z);
+    matrix.template substitute<true>(z);
+#pragma unroll
+    for (int s = 0; s < Factor::kSlots; ++s) {
+      const int i = 32 * s + lane;
+      if (i < n) x[i * nrhs + c] = info ? quiet_nan<double>() : z[s];
+    }
+  }
 }
 
 }  // namespace jax_batched::cuda

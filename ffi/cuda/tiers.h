@@ -22,13 +22,14 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  std::string_view kernel;  // "thread", "rows", "warp" or "block"
-  int group;                // matrices of a warp, side by side ("rows", "warp")
-  bool redundant;           // every lane factors the 8x8 diagonal block for itself ("warp")
-  int warps;                // warps per block
-  int min_blocks;           // resident blocks per multiprocessor the register cap is for; 0: no cap
-  int depth = 0;            // columns of L that come back at a time ("block")
-  bool prefetch = false;    // ask the L2 cache for the next tile while one is factored ("block")
+  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "left" or "block"
+  std::string_view kernel;
+  int group;              // matrices of a warp, side by side ("rows", "warp")
+  bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
+  int warps;              // warps per block
+  int min_blocks;         // resident blocks per multiprocessor the register cap is for; 0: no cap
+  int depth = 0;          // columns of L that come back at a time ("block")
+  bool prefetch = false;  // ask the L2 cache for the next tile while one is factored ("block")
   std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
   int capability = 0;             // needs a GPU of this compute capability or a later one
   bool fast = false;              // serves only accuracy="fast"
@@ -111,6 +112,9 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
+    {DType::kFloat64, 65, 96, "left", 1, false, 4, 4},
+    {DType::kFloat64, 97, 128, "left", 1, false, 5, 4},
+    {DType::kFloat64, 129, 160, "left", 1, false, 6, 2},
     {DType::kFloat64, 1, 160, "block", 1, false, 4, 3, 16},
     {DType::kFloat64, 161, 512, "block", 1, false, 4, 2, 32, true},
 
@@ -153,8 +157,8 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 25, 32, "warp", 2, false, 4, 5},
     {DType::kFloat32, 33, 40, "warp", 1, false, 4, 0},
     {DType::kFloat32, 41, 48, "warp", 1, false, 1, 16},
-    {DType::kFloat32, 49, 56, "warp", 1, false, 1, 16},
-    {DType::kFloat32, 57, 64, "warp", 1, false, 1, 12},
+    {DType::kFloat32, 49, 56, "tiles", 1, false, 1, 16},
+    {DType::kFloat32, 57, 64, "tiles", 1, false, 1, 12},
     {DType::kFloat32, 65, 72, "warp", 1, false, 1, 0},
     {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
@@ -167,10 +171,13 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
     {DType::kFloat64, 17, 24, "warp", 2, false, 4, 0},
     {DType::kFloat64, 25, 32, "warp", 2, false, 1, 12},
-    {DType::kFloat64, 33, 40, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
+    {DType::kFloat64, 33, 40, "tiles", 1, false, 1, 0},
+    {DType::kFloat64, 41, 48, "tiles", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
+    {DType::kFloat64, 65, 88, "left", 1, false, 4, 5},
+    {DType::kFloat64, 89, 120, "left", 1, false, 5, 4},
+    {DType::kFloat64, 121, 144, "left", 1, false, 6, 2},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},

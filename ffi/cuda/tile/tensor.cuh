@@ -16,21 +16,21 @@ __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b)
 }
 #endif
 
-// c (two fragments, one above the other) -= a b^T, a 16x8, b 8x8: a[i] is this lane's pair of row
+// c (two fragments, one above the other) += a b^T, a 16x8, b 8x8: a[i] is this lane's pair of row
 // tile i, b its pair of b. GPUs without such tensor cores fetch whole rows of a and b by shuffles.
-__device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<double> (&a)[2],
-                                                 Pair<double> b) {
+__device__ __forceinline__ void add_product(double (&c)[2][2], const Pair<double> (&a)[2],
+                                            Pair<double> b) {
 #if __CUDA_ARCH__ >= 900
   // Twice the rate of m8n8k4.
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+d"(c[0][0]), "+d"(c[0][1]), "+d"(c[1][0]), "+d"(c[1][1])
-      : "d"(-a[0].a), "d"(-a[1].a), "d"(-a[0].b), "d"(-a[1].b), "d"(b.a), "d"(b.b));
+      : "d"(a[0].a), "d"(a[1].a), "d"(a[0].b), "d"(a[1].b), "d"(b.a), "d"(b.b));
 #elif __CUDA_ARCH__ >= 800
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    multiply_add(c[i], -a[i].a, b.a);
-    multiply_add(c[i], -a[i].b, b.b);
+    multiply_add(c[i], a[i].a, b.a);
+    multiply_add(c[i], a[i].b, b.b);
   }
 #else
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -42,12 +42,18 @@ __device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<d
       const Pair<double> right{shuffle(b.a, row), shuffle(b.b, row)};
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        c[i][h] = sub_mul(c[i][h], shuffle(a[i].a, 4 * g + k), right.a);
-        c[i][h] = sub_mul(c[i][h], shuffle(a[i].b, 4 * g + k), right.b);
+        c[i][h] = add_mul(c[i][h], shuffle(a[i].a, 4 * g + k), right.a);
+        c[i][h] = add_mul(c[i][h], shuffle(a[i].b, 4 * g + k), right.b);
       }
     }
   }
 #endif
+}
+
+// c -= a b^T.
+__device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<double> (&a)[2],
+                                                 Pair<double> b) {
+  add_product(c, {{-a[0].a, -a[0].b}, {-a[1].a, -a[1].b}}, b);
 }
 
 }  // namespace jax_batched::cuda
