@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,7 @@ from benchmarks.implementations import Program, on_cpu
 from benchmarks.inputs import DERIVED, MAKERS
 from benchmarks.operations import OPERATIONS
 
+WAKE_S = 2.0
 COLLECTIVE = re.compile(r"\b(all-gather|all-to-all|collective-permute|all-reduce|reduce-scatter)")
 
 
@@ -131,6 +133,14 @@ def measure(case: Case, scaling: str, options: argparse.Namespace) -> Iterator[r
         }
 
 
+def wake(case: Case, devices: int) -> None:
+    """Keep all devices busy for WAKE_S: idle ones take a while to reach their clocks."""
+    timed, _ = program(case, operands(case, case.total("weak", devices), devices))
+    end = perf_counter() + WAKE_S
+    while perf_counter() < end:
+        timed.wait(timed.run())
+
+
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All cases; a batch is divisible by every number of devices."""
     step = int(np.lcm.reduce(options.devices))
@@ -172,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = options.output_dir / f"{results.file_stem(results.device_name())}_scaling.jsonl"
     print("| scaling | operation | dtype | n | batch | devices | ms | efficiency |")
     print("|---|---|---|---:|---:|---:|---:|---:|")
+    wake(next(cases(options)), options.devices[-1])
     for case in cases(options):
         for scaling in ("weak", "strong"):
             for row in measure(case, scaling, options):

@@ -225,7 +225,7 @@ struct LeftFactor {
     a[1] = r > 2 * q + 1 ? a[1] * scale1 : r == 2 * q + 1 ? root.root : 0;
     w[0] *= -root.inverse;
     w[1] *= -root.inverse;
-    return __all_sync(kFullWarp, pivot >= 0x1p-500 && pivot <= 0x1p500);
+    return __all_sync(kFullWarp, pivot >= 0x1p-500 && pivot <= 0x1p1000);
   }
 
   // 1 / d for d of normal magnitude, to about an ulp.
