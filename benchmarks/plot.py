@@ -203,6 +203,42 @@ def write_speed_up(file: Path, folder: Path) -> Path:
     return path
 
 
+# Of a solve with one right-hand side: operation, dtype, implementation, colour and marker.
+PRECISIONS = {
+    "single": ("solve_pos", "float32", "jax_batched", "#D55E00", "s"),
+    "double": ("solve_pos", "float64", "jax_batched", "0.35", "^"),
+    "double, stock JAX": ("solve_pos", "float64", "jax", "#009E73", "v"),
+    "mixed": ("refined_solve", "float64", "jax_batched", "#0072B2", "o"),
+}
+
+
+def draw_precisions(batched: Sequence[Row], single: Sequence[Row]) -> Figure:
+    """The rate of a solve in single, double and mixed precision: batches, and one large system.
+
+    All are counted as the n^3 / 3 + 2 n^2 operations of one direct solve.
+    """
+    figure = Figure(figsize=(9.4, 4.2), layout="constrained")
+    panels = figure.subplots(1, 2)
+    titles = ("batches", "one system")
+    for axes, rows, title in zip(panels, (batched, single), titles, strict=True):
+        for name, (*kind, colour, marker) in PRECISIONS.items():
+            line = [
+                (row["n"], row["batch"] * (row["n"] ** 3 / 3 + 2 * row["n"] ** 2) / row["ms"] / 1e9)
+                for row in sorted(rows, key=lambda row: row["n"])
+                if [row["op"], row["dtype"], row["impl"]] == kind
+            ]
+            if line:
+                axes.plot(*zip(*line, strict=True), color=colour, marker=marker, label=name)
+        size_axis(axes, sorted({row["n"] for row in rows}))
+        axes.set_title(title, fontsize=11)
+        axes.set_xlabel("matrix size n")
+    panels[0].set_ylabel("Tflop/s")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+    )
+    return figure
+
+
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """The options that say which rows of a file are meant."""
     add = parser.add_argument

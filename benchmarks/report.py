@@ -19,7 +19,14 @@ import numpy as np
 
 from benchmarks import documents, energy, sizes
 from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS
-from benchmarks.plot import DTYPES, TITLES, write_pictures, write_speed_up
+from benchmarks.plot import (
+    DTYPES,
+    PRECISIONS,
+    TITLES,
+    draw_precisions,
+    write_pictures,
+    write_speed_up,
+)
 from benchmarks.results import Row, load, select
 from benchmarks.run import time_text
 from benchmarks.table import OURS, THEIRS, figure, markdown
@@ -153,26 +160,27 @@ def gradients(file: Path, document: Path) -> Iterator[str]:
 def refined(file: Path, document: Path) -> Iterator[str]:
     """Time of a solve in single, double and mixed precision: batches, and single large systems."""
     known = [row for row in load(file) if row["nrhs"] == 1]
-    batched, large = select(known, 1, None, None), [row for row in known if row["batch"] == 1]
+    large = [row for row in known if row["batch"] == 1 and row["n"] > max(HEADLINE)]
+    batched = [row for row in select(known, 1, None, None) if row["n"] <= max(HEADLINE)]
     found = {(r["op"], r["dtype"], r["impl"], r["n"]): r["ms"] for r in (*large, *batched)}
     sizes = sorted({row["n"] for row in (*large, *batched) if row["op"] == "refined_solve"})
-    lines = {
-        "single": ("solve_pos", "float32", OURS),
-        "double": ("solve_pos", "float64", OURS),
-        "double, stock JAX": ("solve_pos", "float64", THEIRS),
-        "mixed": ("refined_solve", "float64", OURS),
-    }
     yield "| | " + " | ".join(f"n = {n}" for n in sizes) + " |"
     yield "|---|" + "---:|" * len(sizes)
     if not sizes:
         return
-    for name, key in lines.items():
-        texts = [time_text(found[*key, n]) if (*key, n) in found else "-" for n in sizes]
-        yield f"| {name} | {' | '.join(texts)} |"
+    times = {
+        name: [found.get((*kind, n)) for n in sizes] for name, (*kind, _, _) in PRECISIONS.items()
+    }
+    for name, line in times.items():
+        yield f"| {name} | {' | '.join(time_text(ms) if ms else '-' for ms in line)} |"
     for name in ("double", "double, stock JAX"):
-        pairs = [(found.get((*lines[name], n)), found.get((*lines["mixed"], n))) for n in sizes]
+        pairs = zip(times[name], times["mixed"], strict=True)
         texts = [f"**{figure(a / b)}x**" if a and b else "-" for a, b in pairs]
         yield f"| mixed, times faster than {name} | {' | '.join(texts)} |"
+    path = file.with_name(f"{file.stem}_precisions.png")
+    draw_precisions(batched, large).savefig(path, dpi=130)
+    link = os.path.relpath(path, document.parent)
+    yield f"\n![Rates in single, double and mixed precision]({link})"
 
 
 def scaling(file: Path, document: Path) -> Iterator[str]:
