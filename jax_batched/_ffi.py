@@ -6,6 +6,7 @@ A target name and its attributes are stored in exported programs: they are only 
 import contextlib
 import functools
 import importlib
+import os
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -100,6 +101,8 @@ def _load(platform: Platform) -> tuple[ModuleType | None, str]:
             ) from error
         return None, f"this installation was built without {name}"
     except ImportError as error:
+        if platform == "cpu" and "JAX_BATCHED_ISA" in os.environ:
+            raise  # it names an instruction set that cannot be had
         return None, f"{name} does not load: {error}"
 
 
@@ -184,8 +187,8 @@ _forced_kernel = ""
 def force_kernel(name: str) -> Iterator[None]:
     """Uses the named kernel instead of the one in the tier table, in what is traced inside.
 
-    For tests and the tuner. "reference" is the plain CPU kernel; `cuda_tiers` lists CUDA's. A
-    kernel that cannot serve a call fails it.
+    For tests and the tuner. The CPU has "lanes", "blocked" and the plain "reference"; `cuda_tiers`
+    lists CUDA's. A kernel that cannot serve a call fails it.
     """
     global _forced_kernel
     before, _forced_kernel = _forced_kernel, name

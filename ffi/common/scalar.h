@@ -12,7 +12,7 @@
 #if defined(__CUDACC__)
 #define JAX_BATCHED_HD __host__ __device__ __forceinline__
 #else
-#define JAX_BATCHED_HD inline
+#define JAX_BATCHED_HD inline __attribute__((always_inline))
 #endif
 
 namespace jax_batched {

@@ -1,15 +1,35 @@
 #pragma once
 
-#include "ffi/cpu/substitution.h"
+#include "ffi/cpu/substitution_blocked.h"
+#include "ffi/cpu/substitution_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 template <class T>
-void cho_solve(const ChoSolveProblem& p, int64_t begin, int64_t end, void* scratch) {
+void cho_solve_lanes(const ChoSolveProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const GroupMatrix<T> c{static_cast<Lanes<T>*>(scratch), p.n};
+  Lanes<T>* y = right_hand_sides_after(c);
+  const int64_t size = p.n * p.nrhs;
+  for (int64_t m = begin; m < end; m += kLanes<T>) {
+    pack(group_of<T>(p.c, p.c_map, p.n * p.n, m, end), p.lower ? Part::kLower : Part::kUpper, c);
+    pack(group_of<T>(p.b, p.b_map, size, m, end), size * kParts<T>, numbers(y));
+    solve_group_with_factor(c, p.lower, y, p.nrhs);
+    unpack(numbers(y), size * kParts<T>, group_of<T>(p.x, size, m, end));
+  }
+}
+
+template <class T>
+void cho_solve_blocked(const ChoSolveProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const LowerSystem first = lower_system(p.n, p.nrhs, true, p.lower, !p.lower, !p.lower);
+  const LowerSystem second = lower_system(p.n, p.nrhs, true, p.lower, p.lower, p.lower);
+  const SplitRows<T> y = right_hand_sides_in<T>(scratch, p.n, p.nrhs);
   for (int64_t m = begin; m < end; ++m) {
-    solve_with_factor(static_cast<const T*>(p.c) + p.c_map(m) * p.n * p.n, p.lower, p.n, p.nrhs,
-                      static_cast<const T*>(p.b) + p.b_map(m) * p.n * p.nrhs,
-                      static_cast<T*>(p.x) + m * p.n * p.nrhs, static_cast<T*>(scratch));
+    const T* c = static_cast<const T*>(p.c) + p.c_map(m) * p.n * p.n;
+    pack(first, p.n, p.nrhs, static_cast<const T*>(p.b) + p.b_map(m) * p.n * p.nrhs, y);
+    substitute(in_memory(first, c), p.n, p.nrhs, false, y);
+    reverse(p.n, p.nrhs, y);
+    substitute(in_memory(second, c), p.n, p.nrhs, false, y);
+    unpack(second, p.n, p.nrhs, y, static_cast<T*>(p.x) + m * p.n * p.nrhs);
   }
 }
 

@@ -1,16 +1,20 @@
 // The CPU kernels as the handlers see them: one table per instruction set.
 #pragma once
 
+#include <string_view>
+#include <vector>
+
 #include "ffi/common/problem.h"
 
 namespace jax_batched::cpu {
 
-// Works on the matrices begin <= i < end of a problem. `scratch` is 64-byte aligned memory of
-// scratch_elements(problem) elements that no other task uses.
+// Works on the matrices begin <= i < end of a problem. `scratch` is memory of
+// scratch_bytes(problem) bytes, aligned to kScratchAlignment, that no other task uses.
 template <class Problem>
 using Kernel = void (*)(const Problem& problem, int64_t begin, int64_t end, void* scratch);
 
 struct Kernels {
+  int vector_bytes;  // of a register: matrices side by side, times the size of a real number
   Kernel<CholeskyProblem> cholesky;
   Kernel<TriangularSolveProblem> triangular_solve;
   Kernel<ChoSolveProblem> cho_solve;
@@ -18,34 +22,46 @@ struct Kernels {
   Kernel<ResidualProblem> residual;
 };
 
-// The best table that this processor runs, chosen once; JAX_BATCHED_ISA names another.
+// The best table that this processor runs, chosen once; JAX_BATCHED_ISA names another of
+// isas_here().
 const Kernels& kernels();
 // The plain kernels of reference.h.
 const Kernels& reference_kernels();
 // Name of the instruction set behind kernels().
 const char* isa_name();
+// Names of the instruction sets that were compiled and that this processor runs, the best first.
+std::vector<std::string_view> isas_here();
 
-// Right-hand sides are packed with rows of a multiple of this many elements (a cache line), so that
-// the inner loops have a fixed length.
+// The names that a problem's `kernel` can have; empty: what the table of tiers.h says.
+inline constexpr std::string_view kReferenceKernel = "reference";
+inline constexpr std::string_view kLanesKernel = "lanes";
+inline constexpr std::string_view kBlockedKernel = "blocked";
+
+inline constexpr size_t kScratchAlignment = 128;  // of a complex number in the widest registers
+
+// Scratch for the largest register of any instruction set: a group of matrices with rows one entry
+// longer, or one matrix with rows of whole registers, and its right-hand sides likewise.
+inline constexpr int64_t kMaxVectorBytes = 64;
+
 template <class T>
-inline constexpr int64_t kColumns = 64 / sizeof(T);
-
+int64_t group_scratch_bytes(int64_t n, int64_t nrhs) {
+  const int64_t entry = kIsComplex<T> ? 2 * kMaxVectorBytes : kMaxVectorBytes;
+  return entry * (n * (n + 1) + n * nrhs);
+}
 template <class T>
-int64_t packed_columns(int64_t nrhs) {
-  return nrhs == 1 ? 1 : (nrhs + kColumns<T> - 1) / kColumns<T> * kColumns<T>;
+int64_t blocked_scratch_bytes(int64_t n, int64_t nrhs) {
+  const int64_t parts = kIsComplex<T> ? 2 : 1;
+  const auto row = [&](int64_t entries) {  // rounded up to whole registers, and one more
+    return (entries * static_cast<int64_t>(sizeof(Real<T>)) + kMaxVectorBytes) * parts +
+           kMaxVectorBytes;
+  };
+  const int64_t rows = n + 8;  // whole tiles
+  return rows * row(rows) + (nrhs == 1 ? row(n) : n * row(nrhs));
 }
-
-// Scratch of one task, counted for the narrowest element, whose rows have the most padding.
-inline int64_t scratch_elements(const CholeskyProblem& p) { return p.n * p.n; }
-inline int64_t scratch_elements(const TriangularSolveProblem& p) {
-  return p.n * packed_columns<float>(p.nrhs);
+// A column of X and a column of A X.
+template <class T>
+int64_t residual_scratch_bytes(int64_t m, int64_t n) {
+  return (m + n) * static_cast<int64_t>(sizeof(T));
 }
-inline int64_t scratch_elements(const ChoSolveProblem& p) {
-  return p.n * packed_columns<float>(p.nrhs);
-}
-inline int64_t scratch_elements(const SolvePosProblem& p) {
-  return p.n * p.n + p.n * packed_columns<float>(p.nrhs);
-}
-inline int64_t scratch_elements(const ResidualProblem& p) { return p.m + 2 * p.n; }
 
 }  // namespace jax_batched::cpu

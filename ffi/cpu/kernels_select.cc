@@ -1,4 +1,6 @@
 #include <cstdlib>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 #include "ffi/cpu/kernels.h"
@@ -26,33 +28,53 @@ struct Isa {
   bool runs_here;
 };
 
+constexpr const char* kSelectionVariable = "JAX_BATCHED_ISA";
+
+// The best first.
+const std::vector<Isa>& compiled_isas() {
+  static const std::vector<Isa> isas = {
+#if defined(__x86_64__)
+      {"avx512", &avx512::table,
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")},
+      {"avx2", &avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+#endif
+      {"baseline", &baseline::table, true},
+  };
+  return isas;
+}
+
 const Isa& selected_isa() {
   static const Isa selected = [] {
-    const Isa candidates[] = {
-#if defined(__x86_64__)
-        {"avx512", &avx512::table,
-         __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")},
-        {"avx2", &avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
-#endif
-        {"baseline", &baseline::table, true},
-    };
-    const char* wanted = std::getenv("JAX_BATCHED_ISA");
-    for (const Isa& isa : candidates) {
+    const char* wanted = std::getenv(kSelectionVariable);
+    for (const Isa& isa : compiled_isas()) {
       if (isa.runs_here && (wanted == nullptr || std::string_view(wanted) == isa.name)) return isa;
     }
-    return Isa{"baseline", &baseline::table, true};
+    std::string names;
+    for (const std::string_view name : isas_here()) names += " " + std::string(name);
+    throw std::runtime_error(std::string(kSelectionVariable) + "=" + wanted +
+                             ": not an instruction set that this processor runs, which are" +
+                             names);
   }();
   return selected;
 }
 
 }  // namespace
 
+std::vector<std::string_view> isas_here() {
+  std::vector<std::string_view> names;
+  for (const Isa& isa : compiled_isas()) {
+    if (isa.runs_here) names.push_back(isa.name);
+  }
+  return names;
+}
+
 const Kernels& kernels() { return *selected_isa().table; }
 const char* isa_name() { return selected_isa().name; }
 
 const Kernels& reference_kernels() {
   static const Kernels table = {
+      sizeof(double),
       [](const CholeskyProblem& p, int64_t begin, int64_t end, void*) {
         with_element_type(p.dtype, [&](auto t) {
           for (int64_t m = begin; m < end; ++m) reference::cholesky<decltype(t)>(p, m);

@@ -5,14 +5,18 @@
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
+// A cache line of entries.
+template <class T>
+inline constexpr int64_t kSums = 64 / sizeof(T);
+
 // Sums that run side by side in a product of rows, so that it becomes vector instructions.
 template <class T>
 struct PartialSums {
-  T sum[kColumns<T>] = {};
+  T sum[kSums<T>] = {};
 
   T total() const {
     T all = sum[0];
-    for (int64_t c = 1; c < kColumns<T>; ++c) all = all + sum[c];
+    for (int64_t c = 1; c < kSums<T>; ++c) all = all + sum[c];
     return all;
   }
 };
@@ -22,8 +26,8 @@ template <class T, class F>
 T product(const T* a, const T* x, int64_t count, const F& f) {
   PartialSums<T> parts;
   int64_t j = 0;
-  for (; j + kColumns<T> <= count; j += kColumns<T>) {
-    for (int64_t c = 0; c < kColumns<T>; ++c) {
+  for (; j + kSums<T> <= count; j += kSums<T>) {
+    for (int64_t c = 0; c < kSums<T>; ++c) {
       parts.sum[c] = sub_mul(parts.sum[c], -f(a[j + c]), x[j + c]);
     }
   }

@@ -1,25 +1,47 @@
 #pragma once
 
-#include "ffi/cpu/cholesky.h"
-#include "ffi/cpu/substitution.h"
+#include "ffi/cpu/substitution_blocked.h"
+#include "ffi/cpu/substitution_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
-// Factor in scratch, then both substitutions; the factor never leaves the cache.
 template <class T>
-void solve_pos(const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
-  T* u = static_cast<T*>(scratch);
-  T* y = u + p.n * p.n;
+void solve_pos_lanes(const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
+  Lanes<T>* y = right_hand_sides_after(a);
+  const int64_t size = p.n * p.nrhs;
+  for (int64_t m = begin; m < end; m += kLanes<T>) {
+    pack(group_of<T>(p.a, p.a_map, p.n * p.n, m, end), p.lower ? Part::kLower : Part::kUpper, a);
+    pack(group_of<T>(p.b, p.b_map, size, m, end), size * kParts<T>, numbers(y));
+    const Simd<Real<T>> info = factor_group<T>(triangle_of(a, !p.lower), p.n);
+    solve_group_with_factor(a, p.lower, y, p.nrhs);
+    if (store_info(info, p.info, m, end)) {
+      for (int64_t e = 0; e < size; ++e) spoil_failed(info, &y[e]);
+    }
+    unpack(numbers(y), size * kParts<T>, group_of<T>(p.x, size, m, end));
+  }
+}
+
+// The factor stays in scratch.
+template <class T>
+void solve_pos_blocked(const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const SplitRows<T> u = upper_factor_in<T>(scratch, p.n);
+  const SplitRows<T> y = right_hand_sides_in<T>(u.row(round_up(p.n, kTileRows)), p.n, p.nrhs);
+  const LowerSystem first = lower_system(p.n, p.nrhs, true, true, false, false);
+  const LowerSystem second = lower_system(p.n, p.nrhs, true, true, true, true);
   for (int64_t m = begin; m < end; ++m) {
     T* x = static_cast<T*>(p.x) + m * p.n * p.nrhs;
     load_upper(static_cast<const T*>(p.a) + p.a_map(m) * p.n * p.n, p.n, !p.lower, false, u);
     p.info[m] = factor_upper(u, p.n);
     if (p.info[m] != 0) {
-      for (int64_t i = 0; i < p.n * p.nrhs; ++i) x[i] = quiet_nan<T>();
-    } else {
-      const T* b = static_cast<const T*>(p.b) + p.b_map(m) * p.n * p.nrhs;
-      solve_with_factor<T>(u, false, p.n, p.nrhs, b, x, y);
+      std::fill(x, x + p.n * p.nrhs, quiet_nan<T>());
+      continue;
     }
+    pack(first, p.n, p.nrhs, static_cast<const T*>(p.b) + p.b_map(m) * p.n * p.nrhs, y);
+    substitute(in_scratch(u, p.n, true), p.n, p.nrhs, false, y);
+    reverse(p.n, p.nrhs, y);
+    substitute(in_scratch(u, p.n, false), p.n, p.nrhs, false, y);
+    unpack(second, p.n, p.nrhs, y, x);
   }
 }
 

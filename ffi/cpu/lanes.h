@@ -1,0 +1,215 @@
+// Matrices side by side: a group of them, one per lane, so that a kernel written for one matrix
+// computes a whole register's worth of matrices.
+//
+// A group lives in scratch as an array of Lanes<T>, entry e holding entry e of every matrix.
+// Between that and memory, where each matrix is contiguous, squares of kLanes numbers of kLanes
+// matrices are transposed in registers. A complex entry is two numbers, so it arrives split into
+// its parts.
+//
+// A batch that ends inside a group repeats its last matrix in the lanes that are left over. They
+// compute the same bits and store them to the same place: no second path, no access out of bounds.
+#pragma once
+
+#include <algorithm>
+
+#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/simd.h"
+
+namespace jax_batched::cpu::JAX_BATCHED_ISA {
+
+template <class T>
+inline constexpr int kParts = kIsComplex<T> ? 2 : 1;  // numbers of an entry
+
+// One pointer per lane, to the numbers of its matrix, and how far ahead the next group lies if it
+// is worth fetching: small matrices are read and written in leaps that no hardware prefetcher
+// follows, large ones would push what is at work out of the cache.
+template <class Number>
+struct GroupPointers {
+  Number* lane[kVectorBytes / sizeof(Number)];
+  int64_t ahead;
+};
+inline constexpr int64_t kMaxPrefetchedBytes = 16 * 1024;
+
+template <class T>
+constexpr int64_t prefetch_distance(int64_t size) {
+  const int64_t group = size * kParts<T> * kLanes<T>;
+  return group * sizeof(Real<T>) <= kMaxPrefetchedBytes ? group : 0;
+}
+
+// Batch entries begin, begin + 1, ... < end of an array of matrices with `size` entries each.
+template <class T>
+GroupPointers<const Real<T>> group_of(const void* array, const BatchMap& map, int64_t size,
+                                      int64_t begin, int64_t end) {
+  GroupPointers<const Real<T>> group;
+  group.ahead = map.contiguous() ? prefetch_distance<T>(size) : 0;
+  for (int l = 0; l < kLanes<T>; ++l) {
+    const int64_t matrix = map(std::min(begin + l, end - 1));
+    group.lane[l] = static_cast<const Real<T>*>(array) + matrix * size * kParts<T>;
+  }
+  return group;
+}
+template <class T>
+GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_t end) {
+  GroupPointers<Real<T>> group;
+  group.ahead = prefetch_distance<T>(size);
+  for (int l = 0; l < kLanes<T>; ++l) {
+    const int64_t matrix = std::min(begin + l, end - 1);
+    group.lane[l] = static_cast<Real<T>*>(array) + matrix * size * kParts<T>;
+  }
+  return group;
+}
+
+// A register's worth of neighbouring numbers of each matrix.
+template <class R>
+JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
+  Simd<R> square[Simd<R>::kSize];
+  for (int l = 0; l < Simd<R>::kSize; ++l) {
+    square[l] = Simd<R>::load(from.lane[l] + at);
+    if (from.ahead != 0) __builtin_prefetch(from.lane[l] + at + from.ahead, 0);
+  }
+  transpose(square);
+  for (int l = 0; l < Simd<R>::kSize; ++l) to[l] = square[l];
+}
+template <class R>
+JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R>& to, int64_t at) {
+  Simd<R> square[Simd<R>::kSize];
+  for (int l = 0; l < Simd<R>::kSize; ++l) square[l] = from[l];
+  transpose(square);
+  for (int l = 0; l < Simd<R>::kSize; ++l) {
+    square[l].store(to.lane[l] + at);
+    if (to.ahead != 0) __builtin_prefetch(to.lane[l] + at + to.ahead, 1);
+  }
+}
+
+// Calls f(at) so that the squares at, ..., at + kSize - 1 cover begin <= number < end. All lie
+// inside 0 <= number < limit: the last one is moved back if it must be, and repeats some numbers.
+template <class R, class F>
+JAX_BATCHED_INLINE void for_each_square(int64_t begin, int64_t end, int64_t limit, F f) {
+  constexpr int64_t size = Simd<R>::kSize;
+  for (int64_t at = begin / size * size; at < end; at += size) f(std::min(at, limit - size));
+}
+
+// All `count` numbers of each matrix.
+template <class R>
+void pack(const GroupPointers<const R>& from, int64_t count, Simd<R>* to) {
+  if (count < Simd<R>::kSize) {
+    for (int64_t e = 0; e < count; ++e) {
+      for (int l = 0; l < Simd<R>::kSize; ++l) to[e].v[l] = from.lane[l][e];
+    }
+  } else {
+    for_each_square<R>(0, count, count, [&](int64_t at) { pack_square(from, at, to + at); });
+  }
+}
+template <class R>
+void unpack(const Simd<R>* from, int64_t count, const GroupPointers<R>& to) {
+  if (count < Simd<R>::kSize) {
+    for (int64_t e = 0; e < count; ++e) {
+      for (int l = 0; l < Simd<R>::kSize; ++l) to.lane[l][e] = from[e].v[l];
+    }
+  } else {
+    for_each_square<R>(0, count, count, [&](int64_t at) { unpack_square(from + at, to, at); });
+  }
+}
+
+// The numbers that the entries of Lanes<T> are made of.
+template <class R>
+Simd<R>* numbers(Simd<R>* entries) {
+  return entries;
+}
+template <class R>
+Simd<R>* numbers(Complex<Simd<R>>* entries) {
+  return &entries->re;
+}
+
+// A group of n x n matrices in scratch, row-major, rows `pitch` entries apart: an odd number where
+// a row fills a register, so that the entries of a column spread over the sets of the cache.
+template <class T>
+struct GroupMatrix {
+  Lanes<T>* entries;
+  int64_t n;
+
+  static int64_t pitch(int64_t n) { return n * kParts<T> < kLanes<T> ? n : n | 1; }
+  int64_t pitch() const { return pitch(n); }
+  Simd<Real<T>>* row(int64_t i) const { return numbers(entries + i * pitch()); }
+};
+
+enum class Part { kLower, kUpper, kAll };
+
+// First and last number (exclusive) of row i in a part of an n x n matrix.
+template <class T>
+struct RowRange {
+  int64_t begin, end;
+  RowRange(Part part, int64_t i, int64_t n)
+      : begin(part == Part::kUpper ? i * kParts<T> : 0),
+        end((part == Part::kLower ? i + 1 : n) * kParts<T>) {}
+};
+
+// Reads whole squares that touch the part: entries of the other triangle may come along into places
+// that nothing reads.
+template <class T>
+void pack(const GroupPointers<const Real<T>>& from, Part part, const GroupMatrix<T>& to) {
+  const int64_t row_numbers = to.n * kParts<T>;
+  if (row_numbers < kLanes<T>) {
+    pack(from, to.n * row_numbers, to.row(0));
+    return;
+  }
+  for (int64_t i = 0; i < to.n; ++i) {
+    const RowRange<T> range(part, i, to.n);
+    Simd<Real<T>>* row = to.row(i);
+    for_each_square<Real<T>>(range.begin, range.end, row_numbers, [&](int64_t at) {
+      pack_square(from, i * row_numbers + at, row + at);
+    });
+  }
+}
+
+// Writes the part, and zeros elsewhere.
+template <class T>
+void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>& to) {
+  using R = Real<T>;
+  const int64_t row_numbers = from.n * kParts<T>;
+  const bool small = row_numbers < kLanes<T>;
+  for (int64_t i = 0; i < from.n; ++i) {
+    const RowRange<T> range(part, i, from.n);
+    Simd<R>* row = from.row(i);
+    const auto clear = [row](int64_t begin, int64_t end) {
+      for (int64_t e = begin; e < end; ++e) row[e] = Simd<R>(R(0));
+    };
+    if (small) {
+      clear(0, range.begin);
+      clear(range.end, row_numbers);
+      continue;
+    }
+    for_each_square<R>(0, row_numbers, row_numbers, [&](int64_t at) {
+      const int64_t next = at + kLanes<T>;
+      if (at >= range.end || next <= range.begin) {
+        for (int l = 0; l < kLanes<T>; ++l) {
+          Simd<R>(R(0)).store(to.lane[l] + i * row_numbers + at);
+        }
+      } else {
+        clear(at, std::min(next, range.begin));
+        clear(std::max(at, range.end), next);
+        unpack_square(row + at, to, i * row_numbers + at);
+      }
+    });
+  }
+  if (small) unpack(from.row(0), from.n * row_numbers, to);
+}
+
+// A lower triangle of a group through strides: entry (i, j) at at[i * row + j * col].
+template <class P>
+struct LowerGroup {
+  P* at;
+  int64_t row, col;
+  JAX_BATCHED_INLINE P& operator()(int64_t i, int64_t j) const { return at[i * row + j * col]; }
+};
+
+// Calls f with n as a compile-time constant, 1 <= n <= kMax.
+template <int kMax, class F>
+JAX_BATCHED_INLINE void with_constant(int64_t n, F f) {
+  if constexpr (kMax > 1) {
+    if (n < kMax) return with_constant<kMax - 1>(n, f);
+  }
+  f(std::integral_constant<int, kMax>{});
+}
+
+}  // namespace jax_batched::cpu::JAX_BATCHED_ISA
