@@ -11,14 +11,12 @@ namespace jax_batched::cpu {
 namespace baseline {
 extern const Kernels table;
 }
-#if defined(__x86_64__)
 namespace avx2 {
 extern const Kernels table;
 }
 namespace avx512 {
 extern const Kernels table;
 }
-#endif
 
 namespace {
 
@@ -33,10 +31,12 @@ constexpr const char* kSelectionVariable = "JAX_BATCHED_ISA";
 // The best first.
 const std::vector<Isa>& compiled_isas() {
   static const std::vector<Isa> isas = {
-#if defined(__x86_64__)
+#if defined(JAX_BATCHED_HAS_avx512)
       {"avx512", &avx512::table,
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")},
+#endif
+#if defined(JAX_BATCHED_HAS_avx2)
       {"avx2", &avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #endif
       {"baseline", &baseline::table, true},

@@ -28,12 +28,14 @@ struct GroupPointers {
   Number* lane[kVectorBytes / sizeof(Number)];
   int64_t ahead;
 };
-inline constexpr int64_t kMaxPrefetchedBytes = 16 * 1024;
+inline constexpr int64_t kMinPrefetchedBytes = 1024;
+inline constexpr int64_t kMaxPrefetchedBytes = 32 * 1024;
 
 template <class T>
 constexpr int64_t prefetch_distance(int64_t size) {
   const int64_t group = size * kParts<T> * kLanes<T>;
-  return group * sizeof(Real<T>) <= kMaxPrefetchedBytes ? group : 0;
+  const int64_t bytes = group * static_cast<int64_t>(sizeof(Real<T>));
+  return kMinPrefetchedBytes <= bytes && bytes <= kMaxPrefetchedBytes ? group : 0;
 }
 
 // Batch entries begin, begin + 1, ... < end of an array of matrices with `size` entries each.
@@ -42,6 +44,11 @@ GroupPointers<const Real<T>> group_of(const void* array, const BatchMap& map, in
                                       int64_t begin, int64_t end) {
   GroupPointers<const Real<T>> group;
   group.ahead = map.contiguous() ? prefetch_distance<T>(size) : 0;
+  if (map.contiguous() && begin + kLanes<T> <= end) {
+    const Real<T>* first = static_cast<const Real<T>*>(array) + begin * size * kParts<T>;
+    for (int l = 0; l < kLanes<T>; ++l) group.lane[l] = first + l * size * kParts<T>;
+    return group;
+  }
   for (int l = 0; l < kLanes<T>; ++l) {
     const int64_t matrix = map(std::min(begin + l, end - 1));
     group.lane[l] = static_cast<const Real<T>*>(array) + matrix * size * kParts<T>;
