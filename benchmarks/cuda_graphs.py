@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,8 +126,7 @@ def table() -> Iterator[str]:
     """A row for each way; ends the program where one is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         runs = {way: run(way, Path(folder)) for way in WAYS}
-    today = datetime.now(UTC).date().isoformat()
-    yield f"{results.device_name()}; jax {jax.__version__}; {today}; float32."
+    yield results.stamp(results.device_name(), results.versions())
     yield ""
     yield "| graphs | captured | " + " | ".join(PROGRAMS) + " |"
     yield "|---|---|" + "---:|" * len(PROGRAMS)

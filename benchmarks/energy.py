@@ -11,7 +11,6 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-import jax_batched as jb
 from benchmarks import results
 from benchmarks.inputs import Inputs
 from benchmarks.operations import OPERATIONS
@@ -162,9 +160,7 @@ def measure(
                         "ms": float(f"{1e3 * seconds / calls:.5g}"),
                         "counter": meter.name,
                         "device": meter.device,
-                        "jax": jax.__version__,
-                        "jax_batched": jb.__version__,
-                        "date": datetime.now(UTC).date().isoformat(),
+                        **results.versions(),
                     }
 
 

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,8 +159,7 @@ def measure(case: Case, repetitions: int) -> tuple[float, float]:
 
 def table(dtypes: Sequence[str], scale: int, repetitions: int) -> Iterator[str]:
     """One row per program."""
-    today = datetime.now(UTC).date().isoformat()
-    yield f"{results.device_name()}; jax {jax.__version__}; jax_batched {jb.__version__}; {today}."
+    yield results.stamp(results.device_name(), results.versions())
     yield ""
     yield "| program | dtype | without | with | speed-up |"
     yield "|---|---|---:|---:|---:|"

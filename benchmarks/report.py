@@ -27,7 +27,7 @@ from benchmarks.plot import (
     write_pictures,
     write_speed_up,
 )
-from benchmarks.results import Row, load, select
+from benchmarks.results import Row, load, select, stamp
 from benchmarks.run import time_text
 from benchmarks.table import OURS, THEIRS, figure, markdown
 
@@ -105,8 +105,14 @@ def measured(file: Path, document: Path) -> Iterator[str]:
     def values(key: str) -> str:
         return ", ".join(sorted({str(row[key]) for row in rows}))
 
-    versions = f"jax {values('jax')}; jax_batched {values('jax_batched')}"
-    yield f"{values('device')}; {versions}; {values('date')}."
+    yield stamp(
+        values("device"),
+        {
+            "jax": values("jax"),
+            "jax_batched": values("jax_batched"),
+            "date": values("date"),
+        },
+    )
 
 
 def pictures(file: Path, document: Path) -> Iterator[str]:

@@ -7,17 +7,27 @@ import math
 import os
 import re
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 import jax
 
+import jax_batched as jb
 from benchmarks.inputs import matrix_bytes
 from jax_batched import tune
 
 
-class Case(TypedDict):
-    """What was measured, on what, and when."""
+class Versions(TypedDict):
+    """With what it was measured, and when."""
+
+    jax: str
+    jax_batched: str
+    date: str
+
+
+class Case(Versions):
+    """What was measured, and on what."""
 
     op: str
     impl: str
@@ -27,18 +37,14 @@ class Case(TypedDict):
     nrhs: int
     batch: int
     device: str
-    jax: str
-    jax_batched: str
-    date: str
 
 
 class Row(Case):
-    """One measurement."""
+    """One measurement. In a file it may have a `note`, added by hand."""
 
     ms: float
     floor_ms: float
     x_floor: float
-    note: NotRequired[str]
 
 
 class EnergyRow(Case):
@@ -97,6 +103,21 @@ def record(path: Path, rows: Iterable[AnyRow]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text("".join(json.dumps(merged[k]) + "\n" for k in sorted(merged)))
     os.replace(partial, path)
+
+
+def versions() -> Versions:
+    """Those of this process, today."""
+    return {
+        "jax": jax.__version__,
+        "jax_batched": jb.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def stamp(device: str, versions: Versions) -> str:
+    """The line above a table: on what it was measured, with what, and when."""
+    jax, jax_batched, date = versions["jax"], versions["jax_batched"], versions["date"]
+    return f"{device}; jax {jax}; jax_batched {jax_batched}; {date}."
 
 
 def device_name() -> str:

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 import jax
@@ -317,9 +316,7 @@ class Session:
             "floor_ms": float(f"{floor_ms:.5g}"),
             "x_floor": float(f"{ms / floor_ms:.4g}"),
             "device": self.device,
-            "jax": jax.__version__,
-            "jax_batched": jb.__version__,
-            "date": datetime.now(UTC).date().isoformat(),
+            **results.versions(),
         }
 
 

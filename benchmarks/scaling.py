@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax_batched as jb
 from benchmarks import results, timing
 from benchmarks.implementations import Program, on_cpu
 from benchmarks.inputs import DERIVED, MAKERS
@@ -127,9 +125,7 @@ def measure(case: Case, scaling: str, options: argparse.Namespace) -> Iterator[r
             "ms": float(f"{ms:.5g}"),
             "efficiency": float(f"{one / ms / (1 if scaling == 'weak' else devices):.4g}"),
             "device": results.device_name(),
-            "jax": jax.__version__,
-            "jax_batched": jb.__version__,
-            "date": datetime.now(UTC).date().isoformat(),
+            **results.versions(),
         }
 
 

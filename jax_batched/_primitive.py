@@ -267,7 +267,7 @@ class Operation:
                 jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - len(core) :]))
                 for x, core in zip(arrays, signature.operands, strict=True)
             ]
-            if any(0 in aval.shape for aval in ctx.avals_in):
+            if 0 in ctx.avals_out[0].shape:
                 return [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
             return self.rules.lax(*full, **public)
 

@@ -1,7 +1,9 @@
 """Set before JAX and NumPy start: 8 CPU devices for the sharding tests, no preallocation on a GPU,
 one thread for each worker's NumPy."""
 
+import importlib
 import os
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
@@ -48,6 +50,13 @@ def needs_gpu():
     """Skips a test unless the default device is a GPU."""
     if jax.default_backend() != "gpu":
         pytest.skip("needs a GPU")
+
+
+@pytest.fixture
+def benchmark_module(monkeypatch):
+    """A function that imports a module of `benchmarks/`, which is not installed."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 # Where these cannot run, something is wrong with the set-up: 8 CPU devices are everywhere.

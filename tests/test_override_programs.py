@@ -1,11 +1,19 @@
 """Programs of other packages give the same numbers on our kernels as on JAX's routines."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_batched as jb
+
+
+@pytest.fixture
+def programs(benchmark_module):
+    """The module whose programs are timed."""
+    return benchmark_module("override")
 
 
 @pytest.fixture
@@ -40,46 +48,26 @@ def data(n=12):
     return jnp.asarray(x), jnp.asarray(np.sin(x) + 0.1 * rng.normal(size=n))
 
 
-def test_gaussian_process_regression_by_nuts(with_and_without):
-    numpyro = pytest.importorskip("numpyro")
-    x, y = data()
-
-    def model():
-        scale = numpyro.sample("scale", numpyro.distributions.LogNormal(0.0, 1.0))
-        length = numpyro.sample("length", numpyro.distributions.LogNormal(0.0, 1.0))
-        noise = numpyro.sample("noise", numpyro.distributions.LogNormal(-1.0, 1.0))
-        covariance = scale * jnp.exp(-0.5 * ((x[:, None] - x) / length) ** 2)
-        covariance += (noise + 1e-6) * jnp.eye(len(x))
-        mean = jnp.zeros_like(x)
-        numpyro.sample("y", numpyro.distributions.MultivariateNormal(mean, covariance), obs=y)
-
-    def program():
-        mcmc = numpyro.infer.MCMC(
-            numpyro.infer.NUTS(model), num_warmup=5, num_samples=5, progress_bar=False
-        )
-        mcmc.run(jax.random.key(0))
-        return mcmc.get_samples()
-
+def test_gaussian_process_regression_by_nuts(with_and_without, programs):
+    pytest.importorskip("numpyro")
+    program = functools.partial(programs.posterior, *data(), 2, jax.random.key(0))
     ours, expected = with_and_without(program, "cholesky", "triangular_solve")
     for name in ("scale", "length", "noise"):
         assert np.ptp(ours[name]) > 0
         np.testing.assert_allclose(ours[name], expected[name], rtol=1e-6)
 
 
-def test_lineax_with_its_cholesky_solver_mapped_and_differentiated(with_and_without):
-    lineax = pytest.importorskip("lineax")
+def test_lineax_with_its_cholesky_solver_mapped_and_differentiated(with_and_without, programs):
+    pytest.importorskip("lineax")
+    solve = jax.vmap(programs.spd_solve)
     rng = np.random.default_rng(1)
     root = rng.normal(size=(4, 5, 5))
     a = jnp.asarray(root @ np.swapaxes(root, -1, -2) + 5 * np.eye(5))
     b = jnp.asarray(rng.normal(size=(4, 5)))
 
-    def solve(a, b):
-        operator = lineax.MatrixLinearOperator(a, lineax.positive_semidefinite_tag)
-        return lineax.linear_solve(operator, b, solver=lineax.Cholesky()).value
-
     def program():
-        x = jax.jit(jax.vmap(solve))(a, b)
-        gradients = jax.jit(jax.grad(lambda a, b: jnp.sum(jax.vmap(solve)(a, b) ** 2), (0, 1)))
+        x = jax.jit(solve)(a, b)
+        gradients = jax.jit(jax.grad(lambda a, b: jnp.sum(solve(a, b) ** 2), (0, 1)))
         return x, gradients(a, b)
 
     ours, expected = with_and_without(program, "cholesky", "triangular_solve")
@@ -88,14 +76,9 @@ def test_lineax_with_its_cholesky_solver_mapped_and_differentiated(with_and_with
         np.testing.assert_allclose(x, y, rtol=1e-10)
 
 
-def test_tinygp_marginal_likelihood(with_and_without):
-    tinygp = pytest.importorskip("tinygp")
-    x, y = data()
-
-    def loss(parameters):
-        kernel = jnp.exp(parameters[0]) * tinygp.kernels.Matern52(jnp.exp(parameters[1]))
-        process = tinygp.GaussianProcess(kernel, x, diag=jnp.exp(parameters[2]))
-        return -process.log_probability(y)
+def test_tinygp_marginal_likelihood(with_and_without, programs):
+    pytest.importorskip("tinygp")
+    loss = functools.partial(programs.marginal_likelihood, *data())
 
     def program():
         start = jnp.array([[0.0, 0.0, -2.0], [0.5, -0.5, -3.0], [1.0, 0.3, -1.0]])

@@ -127,7 +127,9 @@ def test_a_matrix_does_not_see_its_neighbours(n, triangle):
     )
 
 
-@pytest.mark.parametrize("shape", ((0, 4, 4, 1), (3, 0, 0, 1), (3, 4, 4, 0), (3, 0, 4, 1)))
+@pytest.mark.parametrize(
+    "shape", ((0, 4, 4, 1), (3, 0, 0, 1), (3, 4, 4, 0), (3, 0, 4, 1), (3, 4, 0, 1))
+)
 def test_empty(shape):
     batch, m, n, nrhs = shape
     arrays = operands("float32", m, n, nrhs, (batch,))

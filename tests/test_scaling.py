@@ -1,8 +1,6 @@
 """The benchmark of several devices, tried on CPU devices."""
 
-import importlib
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +8,8 @@ import pytest
 
 
 @pytest.fixture
-def scaling(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1])
-    return importlib.import_module("benchmarks.scaling")
+def scaling(benchmark_module):
+    return benchmark_module("scaling")
 
 
 ARGUMENTS = ["--op", "solve_pos", "--dtype", "float32", "--n", "5", "--mebibytes", "0.1"]

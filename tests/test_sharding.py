@@ -415,6 +415,15 @@ def one_replicated(op, shared):
     return operands, tuple(specs)
 
 
+def check_mapped_gradient(local, operands, specs):
+    """Compares the gradient through shard_map with that of the whole."""
+    mapped = jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=P("x"), check_vma=True)
+    ours = jax.jit(jax.grad(lambda *xs: mapped(*xs).sum(), (0, 1)))(*operands)
+    theirs = jax.grad(lambda *xs: local(*xs).sum(), (0, 1))(*operands)
+    for x, y in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
 @pytest.mark.parametrize("shared", (0, 1))
 def test_gradient_of_a_replicated_operand_is_summed_over_the_devices(op, shared):
@@ -423,11 +432,7 @@ def test_gradient_of_a_replicated_operand_is_summed_over_the_devices(op, shared)
     def local(a, b):
         return jnp.sum(jnp.sin(op(a, b)), axis=(-2, -1))
 
-    mapped = jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=P("x"), check_vma=True)
-    ours = jax.jit(jax.grad(lambda *xs: mapped(*xs).sum(), (0, 1)))(*operands)
-    theirs = jax.grad(lambda *xs: local(*xs).sum(), (0, 1))(*operands)
-    for x, y in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+    check_mapped_gradient(local, operands, specs)
 
 
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
@@ -456,11 +461,7 @@ def test_shard_map_of_a_scan_with_a_replicated_operand(op, shared):
             start = jax.lax.pcast(start, tuple(varying), to="varying")
         return jax.lax.scan(body, start, None, length=3)[0]
 
-    mapped = jax.shard_map(local, mesh=mesh(), in_specs=specs, out_specs=P("x"), check_vma=True)
-    ours = jax.jit(jax.grad(lambda *xs: mapped(*xs).sum(), (0, 1)))(*operands)
-    theirs = jax.grad(lambda *xs: local(*xs).sum(), (0, 1))(*operands)
-    for x, y in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-12)
+    check_mapped_gradient(local, operands, specs)
 
 
 @pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
