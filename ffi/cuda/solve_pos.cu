@@ -34,6 +34,13 @@ cudaError_t launch_rows(cudaStream_t stream, const SolvePosArguments<T>& args) {
       solve_pos_rows_shared_bytes<T, kSlots, kLanes, kWarps>(), args);
 }
 
+template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_warp_one(cudaStream_t stream, const SolvePosArguments<T>& args) {
+  return launch<solve_pos_warp_one_kernel<T, kTiles, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch * args.nrhs, kWarps, 32 * kWarps,
+      solve_pos_warp_shared_bytes<T, kTiles, 1, kWarps>(), args);
+}
+
 template <class T>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -59,6 +66,12 @@ struct TierLauncher {
       static_assert(kTier.max_n <= Factor::kMaxN);
       return launch<solve_pos_left_kernel<kTier.warps - 1, kMinBlocks>>(
           stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+    } else if constexpr (kTier.kernel == "halves") {
+      constexpr int kTiles = ceil_div(kTier.max_n, 16);
+      static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
+      return launch<solve_pos_halves_kernel<kTiles, kTier.warps, kMinBlocks>>(
+          stream, args.batch * args.nrhs, kTier.warps, 32 * kTier.warps,
+          solve_pos_halves_shared_bytes<kTiles, kTier.warps>(), args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
@@ -69,16 +82,34 @@ struct TierLauncher {
               solve_pos_tiles_shared_bytes<T, kTiles>(), args);
         }
       }
-      // Complex kernels are larger and slower to compile: one for all sizes of a tier.
-      if constexpr (!kIsComplex<T>) {
-        if (args.n == 8 * kTiles) {
-          return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
-                             kMinBlocks>(stream, args);
+      // With several right-hand sides the substitutions count; beyond 12 tiles solve_pos is factor
+      // and solve then.
+      if constexpr (kTiles > 12) {
+        return one_by_one<kTier.warps, kMinBlocks, kTiles>();
+      } else {
+        if constexpr (kTiles > 9) {
+          if (args.nrhs == 1) return one_by_one<kTier.warps, kMinBlocks, kTiles>();
         }
+        // Complex kernels are larger and slower to compile: one for all sizes of a tier.
+        if constexpr (!kIsComplex<T>) {
+          if (args.n == 8 * kTiles) {
+            return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
+                               kMinBlocks>(stream, args);
+          }
+        }
+        return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
+            stream, args);
       }
-      return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
-          stream, args);
     }
+  }
+
+ private:
+  // Unrolled, the panels of more than 9 tiles overflow the instruction cache.
+  template <int kWarps, int kMinBlocks, int kTiles>
+  cudaError_t one_by_one() const {
+    return args.n == 8 * kTiles
+               ? launch_warp_one<T, kTiles, true, kWarps, kMinBlocks>(stream, args)
+               : launch_warp_one<T, kTiles, false, kWarps, kMinBlocks>(stream, args);
   }
 };
 

@@ -55,6 +55,21 @@ __device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t ind
   return matrix;
 }
 
+// Which system a warp solves that has one right-hand side: all kernels that take one solve several
+// as so many systems.
+template <class T>
+struct SingleSystem {
+  int64_t index;  // in the batch
+  int64_t column;
+
+  __device__ __forceinline__ SingleSystem(const SolvePosArguments<T>& args, int64_t warp)
+      : index(warp), column(0) {
+    if (args.nrhs == 1) return;
+    index = warp / args.nrhs;
+    column = warp - index * args.nrhs;
+  }
+};
+
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class T, int kN>
 __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArguments<T> args) {
@@ -542,7 +557,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   using Step = Panel<T, kTiles, 1>;
   constexpr int kLast = kTiles - 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  const SingleSystem<T> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const int64_t index = system.index, nrhs = args.nrhs;
   if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
   const int n = kExact ? 8 * kTiles : args.n;
   const Workspace own{reinterpret_cast<T*>(dynamic_shared) + warp * Workspace::kElements};
@@ -552,9 +568,9 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   Fragment<T, kTiles> m;
   load_fragment<kExact, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
                                    args.upper, lane);
-  const T* rhs = args.b + matrix_index(args.b_map, index) * n;
+  const T* rhs = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
   for_each_rhs_entry<8 * kTiles>(8 * kTiles, 1, lane, [&](int i, int) {
-    vector[i] = i < n ? conj_if(args.upper, rhs[i]) : T(0);
+    vector[i] = i < n ? conj_if(args.upper, rhs[i * nrhs]) : T(0);
   });
   int info = 0;
   Step::publish(panel, m, 0, lane);
@@ -608,10 +624,10 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     own.template solve_block<true>(p, p < kLast, 0, 1, lane);
     __syncwarp();
   }
-  if (lane == 0) args.info[index] = info;
-  T* x = args.x + index * n;
+  if (lane == 0 && system.column == 0) args.info[index] = info;
+  T* x = args.x + index * n * nrhs + system.column;
   for_each_rhs_entry<8 * kTiles>(n, 1, lane, [&](int i, int) {
-    x[i] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
+    x[i * nrhs] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
   });
 }
 
@@ -628,16 +644,17 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   using Matrix = Halves<kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  const SingleSystem<float> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const int64_t index = system.index, nrhs = args.nrhs;
   if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
   const int n = args.n;
   const Matrix matrix{reinterpret_cast<float*>(dynamic_shared) + warp * Matrix::kSolveElements, n,
                       lane};
   const float* a = args.a + matrix_index(args.a_map, index) * n * n;
-  const float* b = args.b + matrix_index(args.b_map, index) * n;
+  const float* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
   float* vector = matrix.vector();
 #pragma unroll
-  for (int i = lane; i < 2 * kHalf; i += 32) vector[i] = i < n ? b[i] : 0.0f;
+  for (int i = lane; i < 2 * kHalf; i += 32) vector[i] = i < n ? b[i * nrhs] : 0.0f;
   int info = 0;
   typename Matrix::Block m, first_block;
 #pragma unroll 1
@@ -677,11 +694,11 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
       }
     }
   }
-  if (lane == 0) args.info[index] = info;
-  float* x = args.x + index * n;
+  if (lane == 0 && system.column == 0) args.info[index] = info;
+  float* x = args.x + index * n * nrhs + system.column;
 #pragma unroll
   for (int i = lane; i < 2 * kHalf; i += 32) {
-    if (i < n) x[i] = info ? quiet_nan<float>() : vector[i];
+    if (i < n) x[i * nrhs] = info ? quiet_nan<float>() : vector[i];
   }
 }
 

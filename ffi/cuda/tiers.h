@@ -22,7 +22,8 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "left" or "block"
+  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "halves", "left" or
+  // "block"
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
@@ -102,6 +103,8 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
     {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
+    {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
@@ -158,6 +161,9 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
+    {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "rows", 4, false, 1, 20},

@@ -49,7 +49,9 @@ struct Halves {
   template <bool kSquare>
   __device__ __forceinline__ void load(Block& m, const float* a, int row, int column, bool upper,
                                        bool symmetrize) const {
-    if (symmetrize) {
+    if (symmetrize && n % 2 == 0) {
+      load_with<kSquare, true, true>(m, a, row, column, n, 1);
+    } else if (symmetrize) {
       load_with<kSquare, false, true>(m, a, row, column, n, 1);
     } else if (upper) {
       load_with<kSquare, false, false>(m, a, row, column, 1, n);
@@ -273,11 +275,11 @@ struct Halves {
         }
       }
     } else {
-#pragma unroll 1
-      for (int r = 0; r < rows; ++r) {
+#pragma unroll 4
+      for (int r = 0; r < 8; ++r) {
 #pragma unroll
         for (int c = lane; c < kHalf; c += 32) {
-          if (c < columns) to[r * n + c] = single(r, c);
+          if (r < rows && c < columns) to[r * n + c] = single(r, c);
         }
       }
     }
@@ -353,9 +355,11 @@ struct Halves {
           if (first) v.a = below[0];
           if (second) v.b = below[columns];
         }
-        if (kMean) {
-          if (first) v.a = hermitian_mean(v.a, above[0]);
-          if (second) v.b = hermitian_mean(v.b, above[n]);
+        if (kMean) {  // of entries of the identity the mean is what they are
+          Pair<float> mirrored = v;
+          if (first) mirrored.a = above[0];
+          if (second) mirrored.b = above[n];
+          v = {hermitian_mean(v.a, mirrored.a), hermitian_mean(v.b, mirrored.b)};
         }
         m[i][j][0] = v.a;
         m[i][j][1] = v.b;
