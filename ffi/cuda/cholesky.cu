@@ -24,28 +24,25 @@ struct ThreadLauncher {
   }
 };
 
-template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
-cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
-  return launch<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * kGroup, 32 * kWarps,
-      cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
-}
-
-// Unrolled, the panels of many tiles overflow the instruction cache: of 9 tiles where rows need
-// their bounds checked, of 13 also where they do not.
+// Whether the loop over panels stays a loop. Unrolled, the panels of many tiles overflow the
+// instruction cache: of 9 tiles where rows need their bounds checked, of 13 also where they do not.
 template <class S, int kTiles, bool kExact>
 inline constexpr bool kRolled =
     std::is_same_v<S, float> && (kTiles > 12 || (kTiles > 8 && !kExact));
 
 template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
-cudaError_t launch_warp_or_loop(cudaStream_t stream, const CholeskyArguments<S>& args) {
+cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
   if constexpr (kRolled<S, kTiles, kExact>) {
     static_assert(kGroup == 1 && !kRedundant);
-    return launch<cholesky_warp_loop_kernel<S, kTiles, kExact, kWarps, kMinBlocks>>(
+    return launch<cholesky_warp_rolled_kernel<S, kTiles, kExact, kWarps, kMinBlocks>>(
         stream, args.batch, kWarps, 32 * kWarps,
         cholesky_warp_shared_bytes<S, kTiles, 1, kExact, kWarps>(), args);
   } else {
-    return launch_warp<S, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>(stream, args);
+    // The cap of a row of more than 8 tiles is for rolled kernels: unrolled ones would spill.
+    constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
+    return launch<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kCap>>(
+        stream, args.batch, kWarps * kGroup, 32 * kWarps,
+        cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
   }
 }
 
@@ -67,11 +64,10 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      return args.n == 8 * kTiles
-                 ? launch_warp_or_loop<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
-                                       kMinBlocks>(stream, args)
-                 : launch_warp_or_loop<S, kTiles, kTier.group, kTier.redundant, false, kTier.warps,
-                                       kMinBlocks>(stream, args);
+      return args.n == 8 * kTiles ? launch_warp<S, kTiles, kTier.group, kTier.redundant, true,
+                                                kTier.warps, kMinBlocks>(stream, args)
+                                  : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
+                                                kTier.warps, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");

@@ -163,7 +163,7 @@ constexpr size_t cholesky_warp_shared_bytes() {
 // cache: only what touches the tiles is compiled once per panel.
 template <class S, int kTiles, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
-    cholesky_warp_loop_kernel(const CholeskyArguments<S> args) {
+    cholesky_warp_rolled_kernel(const CholeskyArguments<S> args) {
   using T = Computed<S>;
   using Step = Panel<T, kTiles, 1>;
   using Shared = CholeskyWarpShared<S, kTiles, 1, kExact>;

@@ -35,8 +35,8 @@ cudaError_t launch_rows(cudaStream_t stream, const SolvePosArguments<T>& args) {
 }
 
 template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
-cudaError_t launch_warp_one(cudaStream_t stream, const SolvePosArguments<T>& args) {
-  return launch<solve_pos_warp_one_kernel<T, kTiles, kExact, kWarps, kMinBlocks>>(
+cudaError_t launch_rolled(cudaStream_t stream, const SolvePosArguments<T>& args) {
+  return launch<solve_pos_warp_rolled_kernel<T, kTiles, kExact, kWarps, kMinBlocks>>(
       stream, args.batch * args.nrhs, kWarps, 32 * kWarps,
       solve_pos_warp_shared_bytes<T, kTiles, 1, kWarps>(), args);
 }
@@ -87,29 +87,31 @@ struct TierLauncher {
       if constexpr (kTiles > 12) {
         return one_by_one<kTier.warps, kMinBlocks, kTiles>();
       } else {
-        if constexpr (kTiles > 9) {
+        if constexpr (kTiles > 8) {
           if (args.nrhs == 1) return one_by_one<kTier.warps, kMinBlocks, kTiles>();
         }
+        // The cap of such a row is for the rolled kernel: the unrolled one would spill.
+        constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
         // Complex kernels are larger and slower to compile: one for all sizes of a tier.
         if constexpr (!kIsComplex<T>) {
           if (args.n == 8 * kTiles) {
-            return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
-                               kMinBlocks>(stream, args);
+            return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps, kCap>(
+                stream, args);
           }
         }
-        return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
+        return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kCap>(
             stream, args);
       }
     }
   }
 
  private:
-  // Unrolled, the panels of more than 9 tiles overflow the instruction cache.
+  // One right-hand side at a time, by the kernel that keeps the loop over its panels: unrolled,
+  // they overflow the instruction cache.
   template <int kWarps, int kMinBlocks, int kTiles>
   cudaError_t one_by_one() const {
-    return args.n == 8 * kTiles
-               ? launch_warp_one<T, kTiles, true, kWarps, kMinBlocks>(stream, args)
-               : launch_warp_one<T, kTiles, false, kWarps, kMinBlocks>(stream, args);
+    return args.n == 8 * kTiles ? launch_rolled<T, kTiles, true, kWarps, kMinBlocks>(stream, args)
+                                : launch_rolled<T, kTiles, false, kWarps, kMinBlocks>(stream, args);
   }
 };
 

@@ -552,7 +552,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 // instruction cache: only what touches the tiles is compiled once per panel.
 template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
-    solve_pos_warp_one_kernel(const SolvePosArguments<T> args) {
+    solve_pos_warp_rolled_kernel(const SolvePosArguments<T> args) {
   using Workspace = SolveWorkspace<T, kTiles, 1>;
   using Step = Panel<T, kTiles, 1>;
   constexpr int kLast = kTiles - 1;

@@ -278,8 +278,9 @@ struct Halves {
 #pragma unroll 4
       for (int r = 0; r < 8; ++r) {
 #pragma unroll
-        for (int c = lane; c < kHalf; c += 32) {
-          if (r < rows && c < columns) to[r * n + c] = single(r, c);
+        for (int c = lane; c < round_up(kHalf, 32); c += 32) {
+          const float value = single(r, c);  // before the branch: many reads on their way
+          if (r < rows && c < columns) to[r * n + c] = value;
         }
       }
     }
@@ -308,10 +309,12 @@ struct Halves {
         l, row, column, columns,
         [=](int r, int v) {
           const auto from = stage + 64 * r + 8 * (v / 2 ^ r) + 4 * (v % 2);
-          return v / 2 <= last ? *reinterpret_cast<const Vector<float>*>(from) : Vector<float>{};
+          const auto staged = *reinterpret_cast<const Vector<float>*>(from);
+          return v / 2 <= last ? staged : Vector<float>{};
         },
         [=](int r, int c) {
-          return c / 8 <= last ? stage[64 * r + 8 * (c / 8 ^ r) + c % 8] : 0.0f;
+          const float staged = stage[64 * r + 8 * (c / 8 ^ r) + c % 8];
+          return c / 8 <= last ? staged : 0.0f;
         });
   }
 
@@ -319,7 +322,8 @@ struct Halves {
   __device__ __forceinline__ void store_panel(float* u, int row, int column, int columns,
                                               const float* panel, int first) const {
     const auto single = [=](int k, int c) {
-      return c / 8 >= first ? panel[Step::column_at(k, c % 8, c / 8)] : 0.0f;
+      const float entry = panel[Step::column_at(k, c % 8, c / 8)];
+      return c / 8 >= first ? entry : 0.0f;
     };
     store(
         u, row, column, columns,
@@ -340,14 +344,17 @@ struct Halves {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       const int r = row + 8 * i + g;
-      const float* below = a + r * rows + (column + h) * columns;
-      const float* above = a + (column + h) * n + r;
+      // Of a square, rows from n on read row n - 1, for nothing: a branch around every load would
+      // wait for each.
+      const int from = kSquare ? min(r, n - 1) : r;
+      const float* below = a + from * rows + (column + h) * columns;
+      const float* above = a + (column + h) * n + from;
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         if (!kSquare && j > i) continue;
         const int c = column + 8 * j + h;
-        const bool first = r < n && (kSquare || j < i || c <= r);
-        const bool second = r < n && (kSquare || j < i || c < r);
+        const bool first = kSquare || (r < n && (j < i || c <= r));
+        const bool second = kSquare || (r < n && (j < i || c < r));
         Pair<float> v{float(!kSquare && r == c), float(!kSquare && r == c + 1)};
         if (kPairs) {
           if (first) v = *reinterpret_cast<const Pair<float>*>(below);
@@ -361,6 +368,7 @@ struct Halves {
           if (second) mirrored.b = above[n];
           v = {hermitian_mean(v.a, mirrored.a), hermitian_mean(v.b, mirrored.b)};
         }
+        if (kSquare && r >= n) v = {0.0f, 0.0f};
         m[i][j][0] = v.a;
         m[i][j][1] = v.b;
         below += 8 * columns;
