@@ -43,12 +43,12 @@ OPERATIONS = tuple(_MAX_N)
 # Largest n for which solve_pos is one kernel on CUDA rather than factor and solve: what the rows of
 # ffi/cuda/tiers.h that need no particular GPU cover, for a program may be lowered for another one.
 # (float64: a factor of 144 rows is what 99 KB of shared memory hold, the least since sm_80.)
-_CUDA_MAX_FUSED_N = {"float32": 96, "float64": 144, "complex64": 64, "complex128": 48}
+_CUDA_MAX_FUSED_N = {"float32": 128, "float64": 144, "complex64": 64, "complex128": 48}
 
-# Beyond this n, the factor is in shared memory (kernel "left"), one kernel is faster up to so many
-# right-hand sides; with more, factor and solve are.
+# Beyond this n, one kernel is faster up to so many right-hand sides; with more, factor and solve
+# are. (float32: more are so many factorizations. float64: the factor is in shared memory.)
 _CUDA_FUSED_ANY_NRHS_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}
-_CUDA_MAX_FUSED_NRHS = 16
+_CUDA_MAX_FUSED_NRHS = {"float32": 1, "float64": 16, "complex64": 0, "complex128": 0}
 
 
 def target_name(operation: str) -> str:
@@ -80,7 +80,7 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
         return False
     if platform == "cpu" or n <= _CUDA_FUSED_ANY_NRHS_N[np.dtype(dtype).name]:
         return True
-    return isinstance(nrhs, int) and nrhs <= _CUDA_MAX_FUSED_NRHS
+    return isinstance(nrhs, int) and nrhs <= _CUDA_MAX_FUSED_NRHS[np.dtype(dtype).name]
 
 
 def serves_stored(platform: Platform, n: int) -> bool:

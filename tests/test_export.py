@@ -206,6 +206,8 @@ def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
     op = ops.BY_NAME["solve_pos-lower"]
     composed = {"cholesky", "cho_solve"}
     cases = [(largest, 1, {"solve_pos"}), (largest + 1, 1, composed)]
+    if dtype == "float32":  # beyond 96 rows: for one right-hand side
+        cases += [(96, 17, {"solve_pos"}), (97, 1, {"solve_pos"}), (97, 2, composed)]
     if dtype == "float64":  # beyond the registers of a warp: for few right-hand sides
         cases += [(64, 17, {"solve_pos"}), (65, 16, {"solve_pos"}), (65, 17, composed)]
     for n, nrhs, expected in cases:

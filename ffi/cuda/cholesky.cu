@@ -24,11 +24,26 @@ struct ThreadLauncher {
   }
 };
 
+// Whether the loop over panels stays a loop. Unrolled, the panels of many tiles overflow the
+// instruction cache: of 9 tiles where rows need their bounds checked, of 13 also where they do not.
+template <class S, int kTiles, bool kExact>
+inline constexpr bool kRolled =
+    std::is_same_v<S, float> && (kTiles > 12 || (kTiles > 8 && !kExact));
+
 template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
-  return launch<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * kGroup, 32 * kWarps,
-      cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
+  if constexpr (kRolled<S, kTiles, kExact>) {
+    static_assert(kGroup == 1 && !kRedundant);
+    return launch<cholesky_warp_rolled_kernel<S, kTiles, kExact, kWarps, kMinBlocks>>(
+        stream, args.batch, kWarps, 32 * kWarps,
+        cholesky_warp_shared_bytes<S, kTiles, 1, kExact, kWarps>(), args);
+  } else {
+    // The cap of a row of more than 8 tiles is for rolled kernels: unrolled ones would spill.
+    constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
+    return launch<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kCap>>(
+        stream, args.batch, kWarps * kGroup, 32 * kWarps,
+        cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
+  }
 }
 
 template <class S>
@@ -53,6 +68,12 @@ struct TierLauncher {
                                                 kTier.warps, kMinBlocks>(stream, args)
                                   : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
                                                 kTier.warps, kMinBlocks>(stream, args);
+    } else if constexpr (kTier.kernel == "halves") {
+      constexpr int kTiles = ceil_div(kTier.max_n, 16);
+      static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
+      return launch<cholesky_halves_kernel<kTiles, kTier.warps, kMinBlocks>>(
+          stream, args.batch, kTier.warps, 32 * kTier.warps,
+          cholesky_halves_shared_bytes<kTiles, kTier.warps>(), args);
     } else if constexpr (kTier.kernel == "left") {
       using Factor = LeftFactor<kTier.warps - 1, false>;
       static_assert(kTier.max_n <= Factor::kMaxN);

@@ -9,11 +9,13 @@
 
 #include "ffi/cuda/tile/block.cuh"
 #include "ffi/cuda/tile/fragment.cuh"
+#include "ffi/cuda/tile/halves.cuh"
 #include "ffi/cuda/tile/left.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
 #include "ffi/cuda/tile/thread.cuh"
+#include "ffi/cuda/tile/with_constant.cuh"
 
 namespace jax_batched::cuda {
 
@@ -155,6 +157,133 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <class S, int kTiles, int kGroup, bool kExact, int kWarps>
 constexpr size_t cholesky_warp_shared_bytes() {
   return size_t{kWarps} * kGroup * CholeskyWarpShared<S, kTiles, kGroup, kExact>::kBytes;
+}
+
+// The same for one large matrix a warp, whose panels, unrolled, would overflow the instruction
+// cache: only what touches the tiles is compiled once per panel.
+template <class S, int kTiles, bool kExact, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    cholesky_warp_rolled_kernel(const CholeskyArguments<S> args) {
+  using T = Computed<S>;
+  using Step = Panel<T, kTiles, 1>;
+  using Shared = CholeskyWarpShared<S, kTiles, 1, kExact>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const RowStage<S, kTiles, kExact> rows(args.n);
+  const int n = rows.n;
+  unsigned char* shared = dynamic_shared + warp * Shared::kBytes;
+  T* panel = reinterpret_cast<T*>(shared);
+  S* stage = reinterpret_cast<S*>(shared + Shared::kPanelBytes);
+  S* l = args.l + index * n * n;
+
+  Fragment<T, kTiles> m[1];
+  const MatrixRun<S> a[1] = {rows.matrix(args.a, index, args.batch)};
+  constexpr bool kDirect = std::is_same_v<S, T>;
+  if (kDirect && !args.symmetrize) {
+    load_fragment<kExact, T, kTiles>(m[0], reinterpret_cast<const T*>(a[0].data), n, args.upper,
+                                     lane);
+  } else {
+    load_staged<1, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(shared), a, args.upper,
+                                               kDirect || args.symmetrize, lane);
+  }
+  rows.clear(stage, lane);
+  int info = 0;
+  Step::publish(panel, m[0], 0, lane);
+  __syncwarp();
+#pragma unroll 1
+  for (int p = 0; p < kTiles; ++p) {
+    T x[Step::kSlots][8], none[Step::kSlots];
+    Step::load_rows(x, panel, p, lane);
+    Real<T> inverse;
+    const Real<T> root = Step::template factor_any<false>(x, none, p, lane, inverse);
+    Step::template repair<false>(x, none, panel, nullptr, p, 8, lane, root, inverse, info);
+    Step::store_columns(panel, x, p, lane);
+    __syncwarp();
+    with_constant<0, kTiles - 1>(p, [&](auto constant) {
+      constexpr int kPanel = decltype(constant)::value;
+      Step::read_back(m[0], panel, kPanel, kPanel, lane);
+      rows.put(stage, m[0], kPanel, a[0].shift, args.upper, lane);
+      Step::update(m[0], panel, kPanel, lane);
+      if constexpr (kPanel + 1 < kTiles) Step::publish(panel, m[0], kPanel + 1, lane);
+    });
+    __syncwarp();
+    rows.store(stage, p, l, a[0].shift, lane);
+    __syncwarp();
+  }
+  if (lane == 0) args.info[index] = info;
+  if (info) fill_failed(l, n, args.upper, lane, 32);
+}
+
+// One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh).
+template <int kTiles, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    cholesky_halves_kernel(const CholeskyArguments<float> args) {
+  using Matrix = Halves<kTiles>;
+  constexpr int kHalf = Matrix::kHalf;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
+  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int n = args.n;
+  const bool upper = args.upper;
+  const float* a = args.a + index * n * n;
+  float* l = args.l + index * n * n;
+  const Matrix matrix{reinterpret_cast<float*>(dynamic_shared) + warp * Matrix::kElements, n, lane};
+  int info = 0;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const int first = half * kHalf, columns = half ? n - kHalf : kHalf;
+    typename Matrix::Block m;
+    matrix.template load<false>(m, a, first, first, upper, args.symmetrize);
+    if (half) matrix.subtract_square(m);
+    float* stage = matrix.slot(half * kTiles);  // free beside L11, and beside L22
+    const int failed = matrix.template factor<false>(
+        m, 1 - half, 1, matrix.inverses(), nullptr,
+        [&](auto constant) {
+          constexpr int kPanel = decltype(constant)::value;
+          if (!upper) matrix.put_tiles(stage, m, kPanel, kPanel);
+        },
+        [&](int p) {
+          const int row = first + 8 * p;
+          if (row >= n) return;
+          if (!upper) {
+            matrix.store_tiles(l, row, first, columns, stage, p);
+            if (!half) matrix.store_zeros(l, row, kHalf, n - kHalf);
+          } else {
+            matrix.store_panel(l, row, first, columns, matrix.slot(1 - half + p), p);
+            if (half) matrix.store_zeros(l, row, 0, kHalf);
+          }
+        });
+    if (info == 0 && failed) info = first + failed;
+    if (half) break;
+    __syncwarp();
+    typename Matrix::Block x;
+    matrix.template load<true>(x, a, kHalf, 0, upper, args.symmetrize);
+    matrix.template solve_below<false>(x);
+    stage = matrix.slot(kTiles);
+#pragma unroll 1
+    for (int p = 0; p < kTiles; ++p) {
+      const int row = kHalf + 8 * p;
+      if (upper) {
+        matrix.store_panel(l, 8 * p, kHalf, n - kHalf, matrix.slot(p), 0);
+      } else if (row < n) {
+        with_constant<0, kTiles - 1>(p, [&](auto constant) {
+          matrix.put_tiles(stage, x, decltype(constant)::value, kTiles - 1);
+        });
+        __syncwarp();
+        matrix.store_tiles(l, row, 0, kHalf, stage, kTiles - 1);
+        __syncwarp();
+      }
+    }
+  }
+  __syncwarp();
+  if (lane == 0) args.info[index] = info;
+  if (info) fill_failed(l, n, upper, lane, 32);
+}
+
+template <int kTiles, int kWarps>
+constexpr size_t cholesky_halves_shared_bytes() {
+  return size_t{kWarps} * Halves<kTiles>::kElements * sizeof(float);
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).

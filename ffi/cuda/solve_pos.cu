@@ -34,6 +34,13 @@ cudaError_t launch_rows(cudaStream_t stream, const SolvePosArguments<T>& args) {
       solve_pos_rows_shared_bytes<T, kSlots, kLanes, kWarps>(), args);
 }
 
+template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_rolled(cudaStream_t stream, const SolvePosArguments<T>& args) {
+  return launch<solve_pos_warp_rolled_kernel<T, kTiles, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch * args.nrhs, kWarps, 32 * kWarps,
+      solve_pos_warp_shared_bytes<T, kTiles, 1, kWarps>(), args);
+}
+
 template <class T>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -59,6 +66,12 @@ struct TierLauncher {
       static_assert(kTier.max_n <= Factor::kMaxN);
       return launch<solve_pos_left_kernel<kTier.warps - 1, kMinBlocks>>(
           stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+    } else if constexpr (kTier.kernel == "halves") {
+      constexpr int kTiles = ceil_div(kTier.max_n, 16);
+      static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
+      return launch<solve_pos_halves_kernel<kTiles, kTier.warps, kMinBlocks>>(
+          stream, args.batch * args.nrhs, kTier.warps, 32 * kTier.warps,
+          solve_pos_halves_shared_bytes<kTiles, kTier.warps>(), args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
@@ -69,16 +82,36 @@ struct TierLauncher {
               solve_pos_tiles_shared_bytes<T, kTiles>(), args);
         }
       }
-      // Complex kernels are larger and slower to compile: one for all sizes of a tier.
-      if constexpr (!kIsComplex<T>) {
-        if (args.n == 8 * kTiles) {
-          return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
-                             kMinBlocks>(stream, args);
+      // With several right-hand sides the substitutions count; beyond 12 tiles solve_pos is factor
+      // and solve then.
+      if constexpr (kTiles > 12) {
+        return one_by_one<kTier.warps, kMinBlocks, kTiles>();
+      } else {
+        if constexpr (kTiles > 8) {
+          if (args.nrhs == 1) return one_by_one<kTier.warps, kMinBlocks, kTiles>();
         }
+        // The cap of such a row is for the rolled kernel: the unrolled one would spill.
+        constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
+        // Complex kernels are larger and slower to compile: one for all sizes of a tier.
+        if constexpr (!kIsComplex<T>) {
+          if (args.n == 8 * kTiles) {
+            return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps, kCap>(
+                stream, args);
+          }
+        }
+        return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kCap>(
+            stream, args);
       }
-      return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
-          stream, args);
     }
+  }
+
+ private:
+  // One right-hand side at a time, by the kernel that keeps the loop over its panels: unrolled,
+  // they overflow the instruction cache.
+  template <int kWarps, int kMinBlocks, int kTiles>
+  cudaError_t one_by_one() const {
+    return args.n == 8 * kTiles ? launch_rolled<T, kTiles, true, kWarps, kMinBlocks>(stream, args)
+                                : launch_rolled<T, kTiles, false, kWarps, kMinBlocks>(stream, args);
   }
 };
 

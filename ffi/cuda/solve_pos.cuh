@@ -9,12 +9,14 @@
 
 #include "ffi/common/problem.h"
 #include "ffi/cuda/tile/fragment.cuh"
+#include "ffi/cuda/tile/halves.cuh"
 #include "ffi/cuda/tile/left.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/thread.cuh"
 #include "ffi/cuda/tile/tile_columns.cuh"
+#include "ffi/cuda/tile/with_constant.cuh"
 
 namespace jax_batched::cuda {
 
@@ -52,6 +54,21 @@ __device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t ind
   }
   return matrix;
 }
+
+// Which system a warp solves that has one right-hand side: all kernels that take one solve several
+// as so many systems.
+template <class T>
+struct SingleSystem {
+  int64_t index;  // in the batch
+  int64_t column;
+
+  __device__ __forceinline__ SingleSystem(const SolvePosArguments<T>& args, int64_t warp)
+      : index(warp), column(0) {
+    if (args.nrhs == 1) return;
+    index = warp / args.nrhs;
+    column = warp - index * args.nrhs;
+  }
+};
 
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class T, int kN>
@@ -531,9 +548,163 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
 }
 
+// The same for one right-hand side and large matrices, whose panels, unrolled, would overflow the
+// instruction cache: only what touches the tiles is compiled once per panel.
+template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    solve_pos_warp_rolled_kernel(const SolvePosArguments<T> args) {
+  using Workspace = SolveWorkspace<T, kTiles, 1>;
+  using Step = Panel<T, kTiles, 1>;
+  constexpr int kLast = kTiles - 1;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const SingleSystem<T> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const int64_t index = system.index, nrhs = args.nrhs;
+  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int n = kExact ? 8 * kTiles : args.n;
+  const Workspace own{reinterpret_cast<T*>(dynamic_shared) + warp * Workspace::kElements};
+  T* panel = own.panel();
+  T* vector = own.vector(0);
+
+  Fragment<T, kTiles> m;
+  load_fragment<kExact, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
+                                   args.upper, lane);
+  const T* rhs = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
+  for_each_rhs_entry<8 * kTiles>(8 * kTiles, 1, lane, [&](int i, int) {
+    vector[i] = i < n ? conj_if(args.upper, rhs[i * nrhs]) : T(0);
+  });
+  int info = 0;
+  Step::publish(panel, m, 0, lane);
+  __syncwarp();
+#pragma unroll 1
+  for (int p = 0; p < kTiles; ++p) {
+    T x[Step::kSlots][8], b[Step::kSlots];
+    Step::load_rows(x, panel, p, lane);
+#pragma unroll
+    for (int s = 0; s < Step::kSlots; ++s) {
+      if (Step::in_use(p, s)) b[s] = vector[Step::row(p, s, lane)];
+    }
+    Real<T> inverse = 1;
+    const Real<T> root = Step::template factor_any<true>(x, b, p, lane, inverse);
+    __syncwarp();  // every lane has read the right-hand side
+    Step::template repair<true>(x, b, panel, vector, p, 8, lane, root, inverse, info);
+    Step::store_columns(panel, x, p, lane);
+#pragma unroll
+    for (int s = 0; s < Step::kSlots; ++s) {
+      const int i = 8 * p + lane + 32 * s;
+      if (Step::in_use(p, s) && i < 8 * kTiles) vector[i] = b[s];
+    }
+    if (lane < 8) {
+      own.inverse(p)[lane] = inverse;
+#pragma unroll
+      for (int k = 0; k < 8; k += kVector<T>) {
+        Vector<T> v;
+#pragma unroll
+        for (int z = 0; z < kVector<T>; ++z) v.v[z] = x[0][k + z];
+        *reinterpret_cast<Vector<T>*>(own.block(p) + 8 * lane + k) = v;
+      }
+    }
+    __syncwarp();
+    with_constant<0, kLast>(p, [&](auto constant) {
+      constexpr int kPanel = decltype(constant)::value;
+      if constexpr (kPanel < kLast) {
+        Step::read_back(m, panel, kPanel, kPanel + 1, lane);
+        Step::update(m, panel, kPanel, lane);
+        Step::publish(panel, m, kPanel + 1, lane);
+      }
+    });
+    __syncwarp();
+  }
+#pragma unroll 1
+  for (int p = kLast; p >= 0; --p) {
+    with_constant<0, kLast>(p, [&](auto constant) {
+      constexpr int kPanel = decltype(constant)::value;
+      if constexpr (kPanel < kLast) own.sum_below(m, kPanel, 1, lane);
+    });
+    __syncwarp();
+    own.template solve_block<true>(p, p < kLast, 0, 1, lane);
+    __syncwarp();
+  }
+  if (lane == 0 && system.column == 0) args.info[index] = info;
+  T* x = args.x + index * n * nrhs + system.column;
+  for_each_rhs_entry<8 * kTiles>(n, 1, lane, [&](int i, int) {
+    x[i * nrhs] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
+  });
+}
+
 template <class T, int kTiles, int kGroup, int kWarps>
 constexpr size_t solve_pos_warp_shared_bytes() {
   return size_t{kWarps} * kGroup * SolveWorkspace<T, kTiles, kGroup>::kElements * sizeof(T);
+}
+
+// One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh), and one
+// right-hand side. L11 and L22 stay in registers, X in shared memory.
+template <int kTiles, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    solve_pos_halves_kernel(const SolvePosArguments<float> args) {
+  using Matrix = Halves<kTiles>;
+  constexpr int kHalf = Matrix::kHalf;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const SingleSystem<float> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const int64_t index = system.index, nrhs = args.nrhs;
+  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int n = args.n;
+  const Matrix matrix{reinterpret_cast<float*>(dynamic_shared) + warp * Matrix::kSolveElements, n,
+                      lane};
+  const float* a = args.a + matrix_index(args.a_map, index) * n * n;
+  const float* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
+  float* vector = matrix.vector();
+#pragma unroll
+  for (int i = lane; i < 2 * kHalf; i += 32) vector[i] = i < n ? b[i * nrhs] : 0.0f;
+  int info = 0;
+  typename Matrix::Block m, first_block;
+#pragma unroll 1
+  for (int half = 0;; ++half) {
+    const int first = half * kHalf;
+    matrix.template load<false>(m, a, first, first, args.upper, false);
+    if (half) matrix.subtract_square(m);
+    // The panels of L22 are needed one at a time, those of X once more.
+    const int failed = matrix.template factor<true>(
+        m, half ? kTiles : 1, 1 - half, matrix.inverses() + first, vector + first, [](auto) {},
+        [](int) {});
+    if (info == 0 && failed) info = first + failed;
+    if (half) break;
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j <= i; ++j) {
+        first_block[i][j][0] = m[i][j][0];
+        first_block[i][j][1] = m[i][j][1];
+      }
+    }
+    typename Matrix::Block x;
+    matrix.template load<true>(x, a, kHalf, 0, args.upper, false);
+    matrix.template solve_below<true>(x);
+  }
+#pragma unroll 1
+  for (int half = 1;; --half) {
+    matrix.substitute_back(m, matrix.inverses() + half * kHalf, vector + half * kHalf);
+    if (!half) break;
+    matrix.subtract_transposed();
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j <= i; ++j) {
+        m[i][j][0] = first_block[i][j][0];
+        m[i][j][1] = first_block[i][j][1];
+      }
+    }
+  }
+  if (lane == 0 && system.column == 0) args.info[index] = info;
+  float* x = args.x + index * n * nrhs + system.column;
+#pragma unroll
+  for (int i = lane; i < 2 * kHalf; i += 32) {
+    if (i < n) x[i * nrhs] = info ? quiet_nan<float>() : vector[i];
+  }
+}
+
+template <int kTiles, int kWarps>
+constexpr size_t solve_pos_halves_shared_bytes() {
+  return size_t{kWarps} * Halves<kTiles>::kSolveElements * sizeof(float);
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh). Eight

@@ -22,12 +22,14 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "left" or "block"
+  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "halves", "left" or
+  // "block"
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
   int warps;              // warps per block
   int min_blocks;         // resident blocks per multiprocessor the register cap is for; 0: no cap
+                          // ("warp" of more than 64 rows: in its rolled kernels)
   int depth = 0;          // columns of L that come back at a time ("block")
   bool prefetch = false;  // ask the L2 cache for the next tile while one is factored ("block")
   std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
@@ -97,11 +99,13 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 41, 48, "warp", 1, false, 1, 16},
     {DType::kFloat32, 49, 56, "warp", 1, false, 1, 16},
     {DType::kFloat32, 57, 64, "warp", 1, false, 1, 12},
-    {DType::kFloat32, 65, 72, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 65, 72, "warp", 1, false, 1, 12},
+    {DType::kFloat32, 73, 80, "warp", 1, false, 1, 12},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
     {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
+    {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
@@ -154,10 +158,13 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat32, 41, 48, "rows", 4, false, 1, 0},
     {DType::kFloat32, 49, 56, "tiles", 1, false, 1, 16},
     {DType::kFloat32, 57, 64, "tiles", 1, false, 1, 12},
-    {DType::kFloat32, 65, 72, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 73, 80, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 65, 72, "warp", 1, false, 1, 12},
+    {DType::kFloat32, 73, 80, "warp", 1, false, 1, 12},
     {DType::kFloat32, 81, 88, "warp", 1, false, 1, 0},
     {DType::kFloat32, 89, 96, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
+    {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
 
     {DType::kFloat64, 1, 12, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "rows", 4, false, 1, 20},

@@ -144,6 +144,14 @@ struct RowStage {
   // left of it is cleared.
   __device__ __forceinline__ void flush(S* stage, const Fragment<T, kTiles>& m, int p, S* l,
                                         int shift, bool upper, int lane) const {
+    put(stage, m, p, shift, upper, lane);
+    __syncwarp();
+    store(stage, p, l, shift, lane);
+    __syncwarp();
+  }
+  // The two halves of it: m -> stage, and stage -> l.
+  __device__ __forceinline__ void put(S* stage, const Fragment<T, kTiles>& m, int p, int shift,
+                                      bool upper, int lane) const {
     const int g = lane / 4, c = 2 * (lane % 4);
     S* s = stage + shift;
     if (!upper) {
@@ -179,7 +187,8 @@ struct RowStage {
           to[stride] = narrow<S>(zero ? T(0) : m[i][p][1]);
       }
     }
-    __syncwarp();
+  }
+  __device__ __forceinline__ void store(const S* stage, int p, S* l, int shift, int lane) const {
     S* run = l + 8 * p * n;
     if constexpr (kExact) {
       for_each_vector(lane, [&](int vector, int position) {
@@ -189,7 +198,6 @@ struct RowStage {
     } else {
       store_run<kElements>(run, shift, min(8, n - 8 * p) * n, stage, lane);
     }
-    __syncwarp();
   }
 
  private:

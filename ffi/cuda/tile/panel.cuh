@@ -15,35 +15,56 @@
 
 namespace jax_batched::cuda {
 
-template <class T, int kTiles, int kGroup>
+//
+// kDense keeps both orders in one place, without padding, for kernels that keep many panels: a
+// barrier must come between reading one and writing the other. Of each 8 elements the two vectors
+// change places in every second group of 4 lines, against bank conflicts.
+template <class T, int kTiles, int kGroup, bool kDense = false>
 struct Panel {
+  static_assert(!kDense || (kTiles <= 8 && kVector<T> == 4), "lines of two vectors");
   static constexpr int kLanes = 32 / kGroup;                   // lanes per matrix, one per row
   static constexpr int kSlots = ceil_div(8 * kTiles, kLanes);  // rows per lane
   static constexpr int kRow = 8 + kVector<T>;                  // stride of `rows`
   static constexpr int kTile = kVector<T> * make_odd(ceil_div(kTiles, kVector<T>));
-  static constexpr int kRowsElements = 8 * kTiles * kRow;
-  static constexpr int kColumnsElements = 64 * kTile;
+  static constexpr int kRowsElements = kDense ? 0 : 8 * kTiles * kRow;
+  static constexpr int kColumnsElements = kDense ? 512 : 64 * kTile;
   static constexpr int kElements = kRowsElements + kColumnsElements;  // per matrix
 
   static __device__ __forceinline__ T* columns(T* panel) { return panel + kRowsElements; }
-
-  // Slot s of lane r holds row 8p + r + s * kLanes; true if that slot holds rows of the panel.
-  static __device__ __forceinline__ bool in_use(int p, int s) {
-    return 8 * (kTiles - p) > s * kLanes;
+  static __device__ __forceinline__ const T* columns(const T* panel) {
+    return panel + kRowsElements;
   }
+
+  // Where entry (i, j) of the panel lies in `rows`, and entry (8i + g, k) in `columns`.
+  static __device__ __forceinline__ int row_at(int i, int j) {
+    return kDense ? 8 * i + (j ^ (i & 4)) : i * kRow + j;
+  }
+  static __device__ __forceinline__ int column_at(int k, int g, int i) {
+    return kDense ? 64 * k + 8 * g + (i ^ (g & 4)) : (8 * k + g) * kTile + i;
+  }
+
+  // Slot s of lane r holds row 8p + r + s * kLanes; this many of them hold rows of panel p.
+  static __device__ __forceinline__ constexpr int slots(int p) {
+    return ceil_div(8 * (kTiles - p), kLanes);
+  }
+  static __device__ __forceinline__ bool in_use(int p, int s) { return s < slots(p); }
   static __device__ __forceinline__ int row(int p, int s, int r) {
     return min(8 * p + r + s * kLanes, 8 * kTiles - 1);
   }
 
-  // Fragments of block column p -> rows.
+  // Fragments of block column p, tiles first .. kTiles - 1 -> rows.
   static __device__ __forceinline__ void publish(T* panel, const Fragment<T, kTiles>& m, int p,
-                                                 int lane) {
+                                                 int first, int lane) {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      if (i < p) continue;
-      *reinterpret_cast<Pair<T>*>(panel + (8 * i + lane / 4) * kRow + 2 * (lane % 4)) = {
-          m[i][p][0], m[i][p][1]};
+      if (i < first) continue;
+      *reinterpret_cast<Pair<T>*>(panel + row_at(8 * i + lane / 4, 2 * (lane % 4))) = {m[i][p][0],
+                                                                                       m[i][p][1]};
     }
+  }
+  static __device__ __forceinline__ void publish(T* panel, const Fragment<T, kTiles>& m, int p,
+                                                 int lane) {
+    publish(panel, m, p, p, lane);
   }
 
   static __device__ __forceinline__ void load_rows(T (&x)[kSlots][8], const T* panel, int p,
@@ -53,7 +74,7 @@ struct Panel {
       if (!in_use(p, s)) continue;
 #pragma unroll
       for (int k = 0; k < 8; k += kVector<T>) {
-        const auto v = *reinterpret_cast<const Vector<T>*>(panel + row(p, s, r) * kRow + k);
+        const auto v = *reinterpret_cast<const Vector<T>*>(panel + row_at(row(p, s, r), k));
 #pragma unroll
         for (int z = 0; z < kVector<T>; ++z) x[s][k + z] = v.v[z];
       }
@@ -67,21 +88,22 @@ struct Panel {
       if (!in_use(p, s)) continue;
       const int i = 8 * p + r + s * kLanes;
       if (i >= 8 * kTiles) continue;
-      T* to = columns(panel) + i % 8 * kTile + i / 8;
+      T* to = columns(panel) + column_at(0, i % 8, i / 8);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) to[k * 8 * kTile] = x[s][k];
+      for (int k = 0; k < 8; ++k) to[column_at(k, 0, 0)] = x[s][k];
     }
   }
 
   // columns -> fragments of block column p, tiles first .. kTiles - 1.
   static __device__ __forceinline__ void read_back(Fragment<T, kTiles>& m, const T* panel, int p,
                                                    int first, int lane) {
-    const T* from = columns(const_cast<T*>(panel)) + 2 * (lane % 4) * 8 * kTile + lane / 4 * kTile;
+    const T* from = columns(panel) + column_at(2 * (lane % 4), 0, 0);
+    const int g = lane / 4;
 #pragma unroll
     for (int i = 0; i < kTiles; i += kVector<T>) {
       if (i + kVector<T> <= first) continue;
-      const auto v0 = *reinterpret_cast<const Vector<T>*>(from + i);
-      const auto v1 = *reinterpret_cast<const Vector<T>*>(from + 8 * kTile + i);
+      const auto v0 = *reinterpret_cast<const Vector<T>*>(from + column_at(0, g, i));
+      const auto v1 = *reinterpret_cast<const Vector<T>*>(from + column_at(1, g, i));
 #pragma unroll
       for (int z = 0; z < kVector<T>; ++z) {
         if (i + z >= kTiles || i + z < first) continue;
@@ -102,6 +124,13 @@ struct Panel {
   template <bool kSolve, bool kAnyPivot = false>
   static __device__ __forceinline__ Real<T> factor(T (&x)[kSlots][8], T (&b)[kSlots], int p,
                                                    int steps, int r, Real<T>& inverse) {
+    return factor_slots<kSolve, kAnyPivot>(x, b, slots(p), steps, r, inverse);
+  }
+  // The same of the first `used` slots, for a panel known at run time.
+  template <bool kSolve, bool kAnyPivot = false>
+  static __device__ __forceinline__ Real<T> factor_slots(T (&x)[kSlots][8], T (&b)[kSlots],
+                                                         int used, int steps, int r,
+                                                         Real<T>& inverse) {
     Real<T> own_root = 1;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -115,14 +144,14 @@ struct Panel {
       const PivotRoot<Real<T>> pivot = kAnyPivot ? pivot_root(d) : pivot_root_in_range(d);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        if (in_use(p, s)) x[s][k] = scale(x[s][k], pivot.inverse);
+        if (s < used) x[s][k] = scale(x[s][k], pivot.inverse);
       }
 #pragma unroll
       for (int j = k + 1; j < 8; ++j) {
         column[j] = scale(column[j], pivot.inverse);
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
-          if (in_use(p, s)) x[s][j] = sub_mul_conj(x[s][j], x[s][k], column[j]);
+          if (s < used) x[s][j] = sub_mul_conj(x[s][j], x[s][k], column[j]);
         }
       }
       if constexpr (kSolve) {
@@ -131,7 +160,7 @@ struct Panel {
         if (r > k) b[0] = sub_mul(b[0], x[0][k], y);
 #pragma unroll
         for (int s = 1; s < kSlots; ++s) {
-          if (in_use(p, s)) b[s] = sub_mul(b[s], x[s][k], y);
+          if (s < used) b[s] = sub_mul(b[s], x[s][k], y);
         }
       }
       if (r == k) {
@@ -142,6 +171,16 @@ struct Panel {
       if (r < k) x[0][k] = T(0);
     }
     return own_root;
+  }
+
+  // factor() of a panel known at run time: code for every number of slots.
+  template <bool kSolve, int kUsed = kSlots>
+  static __device__ __forceinline__ Real<T> factor_any(T (&x)[kSlots][8], T (&b)[kSlots], int p,
+                                                       int r, Real<T>& inverse) {
+    if constexpr (kUsed > 1) {
+      if (slots(p) < kUsed) return factor_any<kSolve, kUsed - 1>(x, b, p, r, inverse);
+    }
+    return factor_slots<kSolve>(x, b, kUsed, 8, r, inverse);
   }
 
   // The same, with the 8x8 diagonal block read and factored by every lane for itself: more FMAs,
@@ -155,7 +194,7 @@ struct Panel {
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
       for (int k = 0; k <= j; k += kVector<T>) {
-        const auto v = *reinterpret_cast<const Vector<T>*>(panel + (8 * p + j) * kRow + k);
+        const auto v = *reinterpret_cast<const Vector<T>*>(panel + row_at(8 * p + j, k));
 #pragma unroll
         for (int z = 0; z < kVector<T>; ++z) {
           if (k + z <= j) block[j][k + z] = v.v[z];
@@ -220,14 +259,14 @@ struct Panel {
 #pragma unroll 1
     for (int k = 0; k < min(steps, 8); ++k) {
       const int top = 8 * p + k;
-      T* column = panel + k;
-      PivotRoot<Real<T>> pivot = pivot_root(real(column[top * kRow]));
+      PivotRoot<Real<T>> pivot = pivot_root(real(panel[row_at(top, k)]));
       __syncwarp();
       if (mine) {
         if (first_failed == 0 && is_nan(pivot.root)) first_failed = top + 1;
         if (r == k) inverse = pivot.inverse;
         for (int i = top + r; i < 8 * kTiles; i += kLanes) {
-          column[i * kRow] = i == top ? T(pivot.root) : scale(column[i * kRow], pivot.inverse);
+          T& entry = panel[row_at(i, k)];
+          entry = i == top ? T(pivot.root) : scale(entry, pivot.inverse);
         }
         if (kSolve && r == 0) rhs[top] = scale(rhs[top], pivot.inverse);
       }
@@ -236,11 +275,12 @@ struct Panel {
         for (int i = top + 1 + r; i < 8 * kTiles; i += kLanes) {
 #pragma unroll 1
           for (int j = k + 1; j < 8; ++j) {
-            T* to = panel + i * kRow + j;
-            if (8 * p + j <= i)
-              *to = sub_mul_conj(*to, column[i * kRow], column[(8 * p + j) * kRow]);
+            T& entry = panel[row_at(i, j)];
+            if (8 * p + j <= i) {
+              entry = sub_mul_conj(entry, panel[row_at(i, k)], panel[row_at(8 * p + j, k)]);
+            }
           }
-          if (kSolve) rhs[i] = sub_mul(rhs[i], column[i * kRow], rhs[top]);
+          if (kSolve) rhs[i] = sub_mul(rhs[i], panel[row_at(i, k)], rhs[top]);
         }
       }
       __syncwarp();
@@ -293,34 +333,44 @@ struct Panel {
   template <int kUnroll>
   static __device__ __forceinline__ void update_plain(Fragment<T, kTiles>& m, const T* panel, int p,
                                                       int lane) {
-    if (p + 1 >= kTiles) return;
-    const T* own = columns(const_cast<T*>(panel)) + lane / 4 * kTile;
-    const T* across = columns(const_cast<T*>(panel)) + 2 * (lane % 4) * kTile;
+    if (p + 1 < kTiles) subtract_products<kUnroll, false>(m, panel, panel, p + 1, 8, lane);
+  }
+
+ public:
+  // m_ij -= sum over k < count of a_ik conj(b_jk) for tiles j >= first, and i >= j unless kSquare;
+  // a and b are panels as `columns`, of 8 columns each, one after the other.
+  template <int kUnroll, bool kSquare>
+  static __device__ __forceinline__ void subtract_products(Fragment<T, kTiles>& m, const T* a,
+                                                           const T* b, int first, int count,
+                                                           int lane) {
+    const T* own = columns(a);
+    const T* across = columns(b);
+    const int g = lane / 4, h = 2 * (lane % 4);
 #pragma unroll kUnroll
-    for (int k = 0; k < 8; ++k) {
-      T a[kTiles];
+    for (int k = 0; k < count; ++k) {
+      T row[kTiles];
 #pragma unroll
       for (int i = 0; i < kTiles; i += kVector<T>) {
-        if (i + kVector<T> - 1 <= p) continue;
-        const auto v = *reinterpret_cast<const Vector<T>*>(own + k * 8 * kTile + i);
+        if (!kSquare && i + kVector<T> <= first) continue;
+        const auto v = *reinterpret_cast<const Vector<T>*>(own + column_at(k, g, i));
 #pragma unroll
         for (int z = 0; z < kVector<T>; ++z) {
-          if (i + z < kTiles) a[i + z] = v.v[z];
+          if (i + z < kTiles) row[i + z] = v.v[z];
         }
       }
 #pragma unroll
       for (int j = 0; j < kTiles; j += kVector<T>) {
-        if (j + kVector<T> - 1 <= p) continue;
-        const auto v0 = *reinterpret_cast<const Vector<T>*>(across + k * 8 * kTile + j);
-        const auto v1 = *reinterpret_cast<const Vector<T>*>(across + (k * 8 + 1) * kTile + j);
+        if (j + kVector<T> <= first) continue;
+        const auto v0 = *reinterpret_cast<const Vector<T>*>(across + column_at(k, h, j));
+        const auto v1 = *reinterpret_cast<const Vector<T>*>(across + column_at(k, h + 1, j));
 #pragma unroll
         for (int z = 0; z < kVector<T>; ++z) {
-          if (j + z <= p || j + z >= kTiles) continue;
+          if (j + z < first || j + z >= kTiles) continue;
 #pragma unroll
           for (int i = 0; i < kTiles; ++i) {
-            if (i < j + z) continue;
-            m[i][j + z][0] = sub_mul_conj(m[i][j + z][0], a[i], v0.v[z]);
-            m[i][j + z][1] = sub_mul_conj(m[i][j + z][1], a[i], v1.v[z]);
+            if (!kSquare && i < j + z) continue;
+            m[i][j + z][0] = sub_mul_conj(m[i][j + z][0], row[i], v0.v[z]);
+            m[i][j + z][1] = sub_mul_conj(m[i][j + z][1], row[i], v1.v[z]);
           }
         }
       }

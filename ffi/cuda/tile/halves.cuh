@@ -1,0 +1,381 @@
+// A Cholesky factorization by one warp of a float32 matrix that does not fit its registers, as 2x2
+// blocks of kHalf = 8 * kTiles rows:
+//
+//   L11 L11^T = A11,   X = A21 L11^-T,   L22 L22^T = A22 - X X^T.
+//
+// Each of the three fits the registers as tiles (fragment.cuh). What the next one needs of a
+// finished block lies in shared memory, as panels of 8 columns in the order in which products read
+// them (panel.cuh): L11 while X is computed, whose panels take the places of those of L11 one after
+// the other, then X. The two factorizations are the same code, run twice: twice the code would
+// overflow the instruction cache.
+//
+// Rows from n on are those of the identity.
+#pragma once
+
+#include <cstdint>
+
+#include "ffi/cuda/tile/fragment.cuh"
+#include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/panel.cuh"
+#include "ffi/cuda/tile/with_constant.cuh"
+
+namespace jax_batched::cuda {
+
+template <int kTiles>
+struct Halves {
+  using Step = Panel<float, kTiles, 1, true>;
+  using Block = Fragment<float, kTiles>;
+  static constexpr int kHalf = 8 * kTiles;
+  static constexpr int kSlot = Step::kElements;
+  // A slot more than panels: L11 keeps panel p in slot p + 1, X in slot p.
+  static constexpr int kInversesAt = (kTiles + 1) * kSlot;
+  static constexpr int kElements = kInversesAt + kHalf;
+  // A solve has reciprocals of the whole diagonal, a right-hand side, and a tile and sums of the
+  // backward substitution.
+  static constexpr int kVectorAt = kInversesAt + 2 * kHalf;
+  static constexpr int kTileAt = kVectorAt + 2 * kHalf;
+  static constexpr int kSumsAt = kTileAt + 64;
+  static constexpr int kSolveElements = kSumsAt + 8;
+
+  float* shared;
+  int n;
+  int lane;
+
+  __device__ __forceinline__ float* slot(int p) const { return shared + p * kSlot; }
+  __device__ __forceinline__ float* inverses() const { return shared + kInversesAt; }
+  __device__ __forceinline__ float* vector() const { return shared + kVectorAt; }
+
+  // Tiles of A from (row, column) on: those of the lower triangle, or with kSquare all.
+  template <bool kSquare>
+  __device__ __forceinline__ void load(Block& m, const float* a, int row, int column, bool upper,
+                                       bool symmetrize) const {
+    if (symmetrize && n % 2 == 0) {
+      load_with<kSquare, true, true>(m, a, row, column, n, 1);
+    } else if (symmetrize) {
+      load_with<kSquare, false, true>(m, a, row, column, n, 1);
+    } else if (upper) {
+      load_with<kSquare, false, false>(m, a, row, column, 1, n);
+    } else if (n % 2 == 0) {
+      load_with<kSquare, true, false>(m, a, row, column, n, 1);
+    } else {
+      load_with<kSquare, false, false>(m, a, row, column, n, 1);
+    }
+  }
+
+  // Factors the block m. Panel p goes to slot(place + p * step); finished(Constant<p>) is called
+  // when it is there and row p of tiles is that of L, done(p) later, with a barrier between. The
+  // reciprocals of the diagonal go to `inverses`; with kSolve, rhs = L^-1 rhs on the way. Returns
+  // the first failed column of the block, from 1; 0 if there is none.
+  template <bool kSolve, class F, class G>
+  __device__ __forceinline__ int factor(Block& m, int place, int step, float* inverses, float* rhs,
+                                        F&& finished, G&& done) const {
+    int info = 0;
+    Step::publish(slot(place), m, 0, lane);
+    __syncwarp();
+#pragma unroll 1
+    for (int p = 0; p < kTiles; ++p) {
+      float* panel = slot(place + p * step);
+      float x[Step::kSlots][8], b[Step::kSlots], inverse = 1;
+      Step::load_rows(x, panel, p, lane);
+      if constexpr (kSolve) {
+#pragma unroll
+        for (int s = 0; s < Step::kSlots; ++s) b[s] = rhs[Step::row(p, s, lane)];
+      }
+      const float root = Step::template factor_any<kSolve>(x, b, p, lane, inverse);
+      __syncwarp();  // every lane has read its rows
+      Step::template repair<kSolve>(x, b, panel, rhs, p, 8, lane, root, inverse, info);
+      Step::store_columns(panel, x, p, lane);
+      if constexpr (kSolve) {
+#pragma unroll
+        for (int s = 0; s < Step::kSlots; ++s) {
+          const int i = 8 * p + lane + 32 * s;
+          if (i < kHalf) rhs[i] = b[s];
+        }
+      }
+      if (lane < 8) inverses[8 * p + lane] = inverse;
+      __syncwarp();
+      with_constant<0, kTiles - 1>(p, [&](auto constant) {
+        constexpr int kPanel = decltype(constant)::value;
+        Step::read_back(m, panel, kPanel, kPanel, lane);
+        finished(constant);
+        Step::update(m, panel, kPanel, lane);
+        if constexpr (kPanel + 1 < kTiles) {
+          __syncwarp();  // the place of the next panel may be that of this one
+          Step::publish(panel + step * kSlot, m, kPanel + 1, lane);
+        }
+      });
+      __syncwarp();
+      done(p);
+    }
+    return info;
+  }
+
+  // x = x L11^-T, panel by panel: X_p = x_p L_pp^-T by substitution, one row per lane, then
+  // x_j -= X_p L_jp^T for j > p. L11 is in slots 1 .. kTiles, X goes to slots 0 .. kTiles - 1. With
+  // kSolve, b -= X y of the right-hand side, whose first half is y = L11^-1 b.
+  template <bool kSolve>
+  __device__ __forceinline__ void solve_below(Block& x) const {
+    float b[Step::kSlots];
+    if constexpr (kSolve) {
+#pragma unroll
+      for (int s = 0; s < Step::kSlots; ++s) b[s] = vector()[kHalf + Step::row(0, s, lane)];
+    }
+    Step::publish(slot(0), x, 0, 0, lane);
+    __syncwarp();
+#pragma unroll 1
+    for (int p = 0; p < kTiles; ++p) {
+      float* panel = slot(p);
+      const float* l = slot(p + 1);
+      float y[Step::kSlots][8], inverse[8];
+      Step::load_rows(y, panel, 0, lane);
+      load_vectors(inverse, inverses() + 8 * p, 8);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+#pragma unroll
+        for (int s = 0; s < Step::kSlots; ++s) y[s][k] = y[s][k] * inverse[k];
+#pragma unroll
+        for (int j = k + 1; j < 8; ++j) {
+          const float l_jk = l[Step::column_at(k, j, p)];
+#pragma unroll
+          for (int s = 0; s < Step::kSlots; ++s) y[s][j] = sub_mul(y[s][j], y[s][k], l_jk);
+        }
+      }
+      if constexpr (kSolve) {
+        float solved[8];
+        load_vectors(solved, vector() + 8 * p, 8);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+#pragma unroll
+          for (int s = 0; s < Step::kSlots; ++s) b[s] = sub_mul(b[s], y[s][k], solved[k]);
+        }
+      }
+      __syncwarp();  // every lane has read its rows
+      Step::store_columns(panel, y, 0, lane);
+      __syncwarp();
+      with_constant<0, kTiles - 1>(p, [&](auto constant) {
+        constexpr int kPanel = decltype(constant)::value;
+        if constexpr (!kSolve) Step::read_back(x, panel, kPanel, 0, lane);
+        if constexpr (kPanel + 1 < kTiles) {
+          Step::template subtract_products<1, true>(x, panel, l, kPanel + 1, 8, lane);
+          __syncwarp();  // the place of the next panel is that of l
+          Step::publish(panel + kSlot, x, kPanel + 1, 0, lane);
+        }
+      });
+      __syncwarp();
+    }
+    if constexpr (kSolve) {
+#pragma unroll
+      for (int s = 0; s < Step::kSlots; ++s) {
+        if (lane + 32 * s < kHalf) vector()[kHalf + lane + 32 * s] = b[s];
+      }
+      __syncwarp();
+    }
+  }
+
+  // rhs = L^-T rhs for a factored block, from the last panel to the first:
+  // x_p = L_pp^-T (rhs_p - sum over i > p of L_ip^T x_i). The sums are taken on the tiles; each
+  // lane solves the block for itself.
+  __device__ __forceinline__ void substitute_back(const Block& m, const float* inverses,
+                                                  float* rhs) const {
+    float* tile = shared + kTileAt;
+    float* sums = shared + kSumsAt;
+    const int g = lane / 4, h = 2 * (lane % 4);
+#pragma unroll 1
+    for (int p = kTiles - 1; p >= 0; --p) {
+      with_constant<0, kTiles - 1>(p, [&](auto constant) {
+        constexpr int kPanel = decltype(constant)::value;
+        float s0 = 0, s1 = 0;
+#pragma unroll
+        for (int i = kPanel + 1; i < kTiles; ++i) {
+          const float x = rhs[8 * i + g];
+          s0 = add_mul(s0, m[i][kPanel][0], x);
+          s1 = add_mul(s1, m[i][kPanel][1], x);
+        }
+        // Lanes with bit 4 set reduce the second column of their pair, the others the first.
+        const bool second = lane & 16;
+        float sum = (second ? s1 : s0) + shuffle_xor(second ? s0 : s1, 16);
+        sum = sum + shuffle_xor(sum, 8);
+        sum = sum + shuffle_xor(sum, 4);
+        if (lane % 16 < 4) sums[2 * lane - 31 * second] = sum;
+        *reinterpret_cast<Pair<float>*>(tile + 8 * g + h) = {m[kPanel][kPanel][0],
+                                                             m[kPanel][kPanel][1]};
+      });
+      __syncwarp();
+      float z[8], row[8], inverse[8];
+      load_vectors(z, rhs + 8 * p, 8);
+      load_vectors(row, sums, 8);
+      load_vectors(inverse, inverses + 8 * p, 8);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) z[k] = z[k] - row[k];
+#pragma unroll
+      for (int k = 7; k >= 0; --k) {
+        load_vectors(row, tile + 8 * k, k);
+        z[k] = z[k] * inverse[k];
+#pragma unroll
+        for (int c = 0; c < k; ++c) z[c] = sub_mul(z[c], z[k], row[c]);
+      }
+      float own = z[0];
+#pragma unroll
+      for (int k = 1; k < 8; ++k) {
+        if (lane == k) own = z[k];
+      }
+      __syncwarp();  // every lane has read the right-hand side
+      if (lane < 8) rhs[8 * p + lane] = own;
+      __syncwarp();
+    }
+  }
+
+  // y -= X^T x of the right-hand side, whose second half is x. Lane c sums column c of X and column
+  // c + 32; each begins at another row, so that the lanes meet no bank conflict.
+  __device__ __forceinline__ void subtract_transposed() const {
+    float* x = shared + kTileAt;  // in the order of a line of `columns`
+    for (int i = lane; i < kHalf; i += 32)
+      x[Step::column_at(0, i % 8, i / 8)] = vector()[kHalf + i];
+    __syncwarp();
+    constexpr int kColumns = ceil_div(kHalf, 32);
+    float sum[kColumns];
+#pragma unroll
+    for (int s = 0; s < kColumns; ++s) sum[s] = vector()[min(lane + 32 * s, kHalf - 1)];
+#pragma unroll 8
+    for (int step = 0; step < 64; ++step) {
+      const int e = (lane + step) % 64;
+      if (kTiles < 8 && (e % 8 ^ (e / 8 & 4)) >= kTiles) continue;
+#pragma unroll
+      for (int s = 0; s < kColumns; ++s) {
+        sum[s] = sub_mul(sum[s], slot(0)[64 * min(lane + 32 * s, kHalf - 1) + e], x[e]);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int s = 0; s < kColumns; ++s) {
+      if (lane + 32 * s < kHalf) vector()[lane + 32 * s] = sum[s];
+    }
+    __syncwarp();
+  }
+
+  // m -= X X^T.
+  __device__ __forceinline__ void subtract_square(Block& m) const {
+    Step::template subtract_products<2, false>(m, slot(0), slot(0), 0, kHalf, lane);
+    __syncwarp();
+  }
+
+  // Writes columns column .. column + columns - 1 (at most kHalf) of up to 8 rows of the result, to
+  // l: with n % 4 == 0 as vectors vector(r, v) of columns 4v .. 4v + 3, else as single(r, c).
+  template <class V, class F>
+  __device__ __forceinline__ void store(float* l, int row, int column, int columns, V&& vector,
+                                        F&& single) const {
+    const int rows = min(8, n - row);
+    float* to = l + row * n + column;
+    if (n % 4 == 0) {
+      const int v = lane % 16;
+#pragma unroll
+      for (int r = lane / 16; r < 8; r += 2) {
+        if (r < rows && 4 * v < columns) {
+          *reinterpret_cast<Vector<float>*>(to + r * n + 4 * v) = vector(r, v);
+        }
+      }
+    } else {
+#pragma unroll 4
+      for (int r = 0; r < 8; ++r) {
+#pragma unroll
+        for (int c = lane; c < round_up(kHalf, 32); c += 32) {
+          const float value = single(r, c);  // before the branch: many reads on their way
+          if (r < rows && c < columns) to[r * n + c] = value;
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void store_zeros(float* l, int row, int column, int columns) const {
+    store(
+        l, row, column, columns, [](int, int) { return Vector<float>{}; },
+        [](int, int) { return 0.0f; });
+  }
+
+  // Row i of tiles of a block of L, tiles 0 .. last -> stage, one slot: tile (i, j) in column j ^ g
+  // of row g, against bank conflicts.
+  __device__ __forceinline__ void put_tiles(float* stage, const Block& m, int i, int last) const {
+    const int g = lane / 4;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) {
+      if (j > last) continue;
+      *reinterpret_cast<Pair<float>*>(stage + 64 * g + 8 * (j ^ g) + 2 * (lane % 4)) = {m[i][j][0],
+                                                                                        m[i][j][1]};
+    }
+  }
+  // stage -> l, and zeros right of the last tile.
+  __device__ __forceinline__ void store_tiles(float* l, int row, int column, int columns,
+                                              const float* stage, int last) const {
+    store(
+        l, row, column, columns,
+        [=](int r, int v) {
+          const auto from = stage + 64 * r + 8 * (v / 2 ^ r) + 4 * (v % 2);
+          const auto staged = *reinterpret_cast<const Vector<float>*>(from);
+          return v / 2 <= last ? staged : Vector<float>{};
+        },
+        [=](int r, int c) {
+          const float staged = stage[64 * r + 8 * (c / 8 ^ r) + c % 8];
+          return c / 8 <= last ? staged : 0.0f;
+        });
+  }
+
+  // Panel `panel` of a block of L as rows of U = L^T, tiles first .. on, and zeros left of them.
+  __device__ __forceinline__ void store_panel(float* u, int row, int column, int columns,
+                                              const float* panel, int first) const {
+    const auto single = [=](int k, int c) {
+      const float entry = panel[Step::column_at(k, c % 8, c / 8)];
+      return c / 8 >= first ? entry : 0.0f;
+    };
+    store(
+        u, row, column, columns,
+        [=](int k, int v) {
+          return Vector<float>{single(k, 4 * v), single(k, 4 * v + 1), single(k, 4 * v + 2),
+                               single(k, 4 * v + 3)};
+        },
+        single);
+  }
+
+ private:
+  // Entry (r, c) of the lower triangle lies at a[r * rows + c * columns]; kPairs: and the one right
+  // of it next to it, 8-byte aligned. kMean: the mean of it and of its mirror image.
+  template <bool kSquare, bool kPairs, bool kMean>
+  __device__ __forceinline__ void load_with(Block& m, const float* a, int row, int column, int rows,
+                                            int columns) const {
+    const int g = lane / 4, h = 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      const int r = row + 8 * i + g;
+      // Of a square, rows from n on read row n - 1, for nothing: a branch around every load would
+      // wait for each.
+      const int from = kSquare ? min(r, n - 1) : r;
+      const float* below = a + from * rows + (column + h) * columns;
+      const float* above = a + (column + h) * n + from;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (!kSquare && j > i) continue;
+        const int c = column + 8 * j + h;
+        const bool first = kSquare || (r < n && (j < i || c <= r));
+        const bool second = kSquare || (r < n && (j < i || c < r));
+        Pair<float> v{float(!kSquare && r == c), float(!kSquare && r == c + 1)};
+        if (kPairs) {
+          if (first) v = *reinterpret_cast<const Pair<float>*>(below);
+        } else {
+          if (first) v.a = below[0];
+          if (second) v.b = below[columns];
+        }
+        if (kMean) {  // of entries of the identity the mean is what they are
+          Pair<float> mirrored = v;
+          if (first) mirrored.a = above[0];
+          if (second) mirrored.b = above[n];
+          v = {hermitian_mean(v.a, mirrored.a), hermitian_mean(v.b, mirrored.b)};
+        }
+        if (kSquare && r >= n) v = {0.0f, 0.0f};
+        m[i][j][0] = v.a;
+        m[i][j][1] = v.b;
+        below += 8 * columns;
+        above += 8 * n;
+      }
+    }
+  }
+};
+
+}  // namespace jax_batched::cuda
