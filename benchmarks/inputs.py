@@ -37,7 +37,8 @@ def rhs(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
 @jax.jit
 def lower_factor(a: jax.Array) -> jax.Array:
     """Lower Cholesky factors, with zeros above the diagonal."""
-    return jax.lax.linalg.cholesky(a, symmetrize_input=False)
+    wide = a.astype(jnp.promote_types(a.dtype, jnp.float32))
+    return jax.lax.linalg.cholesky(wide, symmetrize_input=False).astype(a.dtype)
 
 
 MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {"spd": spd, "rhs": rhs}

@@ -149,7 +149,9 @@ def write_pictures(
     matplotlib.rcParams["font.size"] = 10
     rows = select(load(file), nrhs, batch, mebibytes)
     for op in sorted({row["op"] for row in rows} & set(ops or [row["op"] for row in rows])):
-        chosen = [row for row in rows if row["op"] == op]
+        chosen = [row for row in rows if row["op"] == op and row["dtype"] in DTYPES]
+        if not chosen:
+            continue
         suffix = f"_nrhs{nrhs}" if nrhs != 1 and any(row["nrhs"] for row in chosen) else ""
         suffix += f"_batch{batch}" if batch is not None else ""
         path = folder / f"{file.stem}_{op}{suffix}.png"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -30,9 +31,11 @@ from benchmarks.implementations import (
 from benchmarks.inputs import Inputs
 from benchmarks.operations import MAX_RATIO, OPERATIONS, USUAL_OPERATIONS, Operation
 from benchmarks.plot import write_pictures
+from benchmarks.table import OURS
 from jax_batched import tune
 
 SAMPLE = 100  # systems of a batch whose results are tested
+STORED = ("float16", "bfloat16")  # no peer takes them
 
 
 class WrongResultError(Exception):
@@ -65,7 +68,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.run", description="Time batched operations and their peers."
     )
     add = parser.add_argument
-    dtypes = ["float32", "float64", "complex64", "complex128"]
+    dtypes = ["float32", "float64", "complex64", "complex128", *STORED]
     add(
         "--op",
         nargs="+",
@@ -178,7 +181,7 @@ def verify(
             np.asarray(x, np.result_type(x, np.float64))
             for x in (*known, impl.sample(output, index))
         ]
-        ratio = op.ratio(np.finfo(dtype).eps, *wide)
+        ratio = op.ratio(float(jnp.finfo(dtype).eps), *wide)
         if not np.all(ratio <= MAX_RATIO):
             bad = int(np.argmin(ratio <= MAX_RATIO))
             raise WrongResultError(
@@ -253,7 +256,7 @@ class Session:
         programs: dict[str, tuple[Program, int]] = {}
         cells = dict.fromkeys(self.names, "-")
         for name in self.names:
-            if name not in op.calls:
+            if name not in op.calls or (case.dtype in STORED and not name.startswith(OURS)):
                 continue
             try:
                 program = IMPLEMENTATIONS[name].program(op.calls[name], sets)

@@ -24,19 +24,20 @@ _MODULE = {"cpu": "jax_batched._cpu", "cuda": "jax_batched._cuda"}
 # Largest n that a kernel serves, per operation; beyond it the operation is plain `lax`. These are
 # properties of the kernels of this version on every GPU, not of the machine at hand, so that a
 # program can be lowered for CUDA where there is no GPU.
+_COMPUTED = ("float32", "float64", "complex64", "complex128")
+_STORED = ("float16", "bfloat16")
 _MAX_N: dict[str, dict[str, int]] = {
-    "cholesky": dict.fromkeys(
-        ("float32", "float64", "complex64", "complex128", "float16", "bfloat16"), 512
-    ),
-    "triangular_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
-    "cho_solve": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
-    "solve_pos": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
-    "residual": dict.fromkeys(("float32", "float64", "complex64", "complex128"), 512),
+    "cholesky": dict.fromkeys((*_COMPUTED, *_STORED), 512),
+    "triangular_solve": dict.fromkeys(_COMPUTED, 512),
+    "cho_solve": dict.fromkeys(_COMPUTED, 512),
+    "solve_pos": dict.fromkeys((*_COMPUTED, *_STORED), 512),
+    "residual": dict.fromkeys(_COMPUTED, 512),
 }
 
-# Largest n for which CUDA's cholesky reads and writes float16 and bfloat16 itself
-# (kCholeskyStoredMaxN of ffi/cuda/tiers.h); elsewhere the matrices are cast to float32 and back.
-_CUDA_STORED_MAX_N = 96
+# Largest n for which CUDA's kernels read and write float16 and bfloat16 themselves, with one
+# right-hand side if any (the rows of kFloat16 of ffi/cuda/tiers.h); elsewhere the operands are cast
+# to float32 and the results back.
+_CUDA_STORED_MAX_N = {"cholesky": 96, "solve_pos": 48}
 
 OPERATIONS = tuple(_MAX_N)
 
@@ -76,6 +77,8 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
 
     Any number of right-hand sides, also a symbolic one, has an answer.
     """
+    if np.dtype(dtype).name in _STORED:
+        return serves_stored(platform, "solve_pos", n, nrhs)
     if n > max_fused_n(platform, dtype):
         return False
     if platform == "cpu" or n <= _CUDA_FUSED_ANY_NRHS_N[np.dtype(dtype).name]:
@@ -83,9 +86,13 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
     return isinstance(nrhs, int) and nrhs <= _CUDA_MAX_FUSED_NRHS[np.dtype(dtype).name]
 
 
-def serves_stored(platform: Platform, n: int) -> bool:
-    """Whether cholesky's kernel takes float16 and bfloat16 as they are."""
-    return platform == "cuda" and n <= _CUDA_STORED_MAX_N
+def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> bool:
+    """Whether an operation's kernel takes float16 and bfloat16 as they are.
+
+    Any number of right-hand sides, also a symbolic one, has an answer.
+    """
+    one = isinstance(nrhs, int) and nrhs == 1
+    return platform == "cuda" and one and n <= _CUDA_STORED_MAX_N.get(operation, 0)
 
 
 def _load(platform: Platform) -> tuple[ModuleType | None, str]:
@@ -157,7 +164,7 @@ class Tier(NamedTuple):
     """A compiled CUDA kernel and the calls that it can serve.
 
     Attributes:
-      operation, dtype: of those calls.
+      operation, dtype: of those calls; "float16" stands for bfloat16, too.
       kernel: the name that `force_kernel` takes.
       min_n, max_n: the sizes.
       capability: compute capability that it needs (90 for sm_90); 0: any.

@@ -179,7 +179,7 @@ cholesky_op = Operation(
         lax=_lax,
         jvp=_jvp,
         fused=lambda platform, a: (
-            not _checks.is_stored(a.dtype) or _ffi.serves_stored(platform, a.shape[-1])
+            not _checks.is_stored(a.dtype) or _ffi.serves_stored(platform, "cholesky", a.shape[-1])
         ),
         composed=_in_float32,
         result_dtypes=(None, jnp.int32),

@@ -80,7 +80,7 @@ def solve(
     """
     _checks.option("solve", "assume_a", assume_a, ("pos", "gen"))
     _checks.option("solve", "accuracy", accuracy, _checks.ACCURACIES)
-    (matrix, rhs), dtype = _checks.operands("solve", a=a, b=b)
+    (matrix, rhs), dtype = _checks.operands("solve", keep_stored=assume_a == "pos", a=a, b=b)
     _checks.square("solve", "a", matrix)
     columns = _checks.right_hand_side("solve", matrix, rhs)
     if assume_a == "pos":
@@ -110,6 +110,11 @@ def solve_general(a: Array, b: Array) -> tuple[Array, Array]:
     return x, jnp.broadcast_to(jnp.asarray(info, jnp.int32), batch)
 
 
+def _in_float32(*operands: Any) -> tuple[Any, ...]:
+    """float16 and bfloat16, or None, as they are computed with."""
+    return tuple(None if x is None else x.astype(jnp.float32) for x in operands)
+
+
 def _factor_and_solve(
     a: Array, b: Array, *, lower: bool, accuracy: str
 ) -> tuple[Array, Array, Array]:
@@ -119,6 +124,9 @@ def _factor_and_solve(
 
 
 def _composed(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
+    if _checks.is_stored(a.dtype):
+        wide = solve_pos_op(*_in_float32(a, b), lower=lower, accuracy=accuracy)
+        return wide[0].astype(b.dtype), wide[1]
     _, x, info = _factor_and_solve(a, b, lower=lower, accuracy=accuracy)
     return x, jnp.broadcast_to(info, x.shape[:-2])
 
@@ -128,6 +136,9 @@ def _jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """a dx = db - da x, with the factor that gave x: one factorization for both."""
     (a, b), (da, db) = primals, tangents
+    if _checks.is_stored(a.dtype):
+        (x, info), (dx, _) = _jvp(params, _in_float32(a, b), _in_float32(da, db))
+        return (x.astype(b.dtype), info), (dx.astype(b.dtype), None)
     factor, x, info = _factor_and_solve(a, b, **params)
     rhs = db
     if da is not None:
@@ -147,6 +158,9 @@ def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, 
 
 
 def _lax(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
+    if _checks.is_stored(a.dtype):
+        wide, info = _lax(*_in_float32(a, b), lower=lower, accuracy=accuracy)
+        return wide.astype(b.dtype), info
     factor, info = cholesky_op.rules.lax(a, upper=not lower, symmetrize=False, accuracy=accuracy)
     (x,) = cho_solve_op.rules.lax(factor, b, lower=lower)
     return x, info

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_batched as jb
-from jax_batched._ffi import cuda_tiers, force_kernel, serves_stored, target_name
+from jax_batched._ffi import cuda_tiers, force_kernel, target_name
 from jax_batched.tune import compute_capability
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -392,14 +392,10 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
         return False
     if _ON_CPU:
         return True
+    # An operation without kernels of 16-bit elements is one of float32 between casts.
     stored = np.dtype(dtype).name in STORED
-    if (
-        stored
-        and op.operation == "cholesky"
-        and (kernel == "block" or not serves_stored("cuda", n))
-    ):
-        return False
-    computed = "float32" if stored else np.dtype(dtype).name
+    own = stored and any(tier[:2] == (op.operation, "float16") for tier in cuda_tiers())
+    computed = "float16" if own else "float32" if stored else np.dtype(dtype).name
     return any(
         (tier.operation, tier.kernel, tier.dtype) == (op.operation, kernel, computed)
         and tier.min_n <= n <= tier.max_n

@@ -192,6 +192,25 @@ def test_the_disabled_checks_are_needed_and_enough(op):
         export(op, *core_shapes(op), checks=others)
 
 
+def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do():
+    text = (ROOT / "ffi/cuda/tiers.h").read_text()
+    for operation, table in (("cholesky", "kCholeskyTiers"), ("solve_pos", "kSolvePosTiers")):
+        rows = re.findall(
+            r"DType::kFloat16, (\d+), (\d+)", text.split(f"{table}[] = {{")[1].split("};")[0]
+        )
+        served = {n for low, high in rows for n in range(int(low), int(high) + 1)}
+        assert served == {n for n in range(1, 600) if _ffi.serves_stored("cuda", operation, n)}
+    assert not _ffi.serves_stored("cpu", "cholesky", 8)
+    solve, factor = ops.BY_NAME["solve_pos-lower"], ops.BY_NAME["cholesky-lower-mean"]
+    for dtype, short in zip(ops.STORED, ("xf16>", "xbf16>"), strict=True):
+        cases = [(solve, n, (n, k)) for n, k in ((48, 1), (48, 2), (49, 1), (8, "k"))]
+        for op, n, *rhs in [*cases, (factor, 96), (factor, 97)]:
+            text = export(op, (n, n), *rhs, platforms=("cuda",), dtype=dtype).mlir_module()
+            calls = [line for line in text.splitlines() if "@jax_batched." in line]
+            as_stored = (n, *rhs) in ((48, (48, 1)), (96,))
+            assert calls and all((short in line) == as_stored for line in calls)
+
+
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
     """What a machine without the CUDA module knows of them is what their table says."""
@@ -201,8 +220,6 @@ def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
     rows = re.findall(rf"DType::k{name}, (\d+), (\d+)", table.split("};")[0])
     largest = max(int(row[1]) for row in rows)
     assert _ffi.max_fused_n("cuda", dtype) == largest
-    stored = int(re.search(r"kCholeskyStoredMaxN = (\d+);", text)[1])
-    assert _ffi.serves_stored("cuda", stored) and not _ffi.serves_stored("cuda", stored + 1)
     op = ops.BY_NAME["solve_pos-lower"]
     composed = {"cholesky", "cho_solve"}
     cases = [(largest, 1, {"solve_pos"}), (largest + 1, 1, composed)]

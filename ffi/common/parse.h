@@ -229,7 +229,7 @@ inline SolvePosProblem parse<SolvePosProblem>(CallReader& call) {
   const auto info = call.result(1, 0);
   SolvePosProblem p{};
   if (call.error().failure()) return p;
-  p.dtype = call.dtype(a);
+  p.dtype = call.stored_dtype(a);
   p.lower = call.attribute<bool>("lower");
   p.fast = call.attribute<std::string_view>("accuracy") == "fast";
   p.kernel = call.attribute<std::string_view>("kernel");

@@ -17,7 +17,7 @@ constexpr bool is_storage_only(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
-template <class T>
+template <class S>
 inline constexpr DType kDTypeOf = DType::kFloat32;
 template <>
 inline constexpr DType kDTypeOf<double> = DType::kFloat64;
@@ -25,6 +25,10 @@ template <>
 inline constexpr DType kDTypeOf<Complex<float>> = DType::kComplex64;
 template <>
 inline constexpr DType kDTypeOf<Complex<double>> = DType::kComplex128;
+template <>
+inline constexpr DType kDTypeOf<Float16> = DType::kFloat16;
+template <>
+inline constexpr DType kDTypeOf<BFloat16> = DType::kBFloat16;
 
 // Calls f(T{}) with the element type of a dtype: the one switch of every operation.
 template <class F>

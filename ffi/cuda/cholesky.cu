@@ -1,12 +1,9 @@
 #include "ffi/cuda/cholesky.h"
 
-#include <type_traits>
-
 #include "ffi/cuda/cholesky.cuh"
 #include "ffi/cuda/tiers.h"
 #include "ffi/cuda/tile/dispatch.cuh"
 #include "ffi/cuda/tile/launch.cuh"
-#include "ffi/cuda/tile/storage.cuh"
 
 namespace jax_batched::cuda {
 namespace {
@@ -46,6 +43,13 @@ cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
   }
 }
 
+template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_rows(cudaStream_t stream, const CholeskyArguments<S>& args) {
+  return launch<cholesky_rows_kernel<S, kSlots, kLanes, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch, kWarps * (32 / kLanes), 32 * kWarps,
+      cholesky_rows_shared_bytes<S, kSlots, kLanes, kExact, kWarps>(), args);
+}
+
 template <class S>
 struct TierLauncher {
   static constexpr const auto& kTable = kCholeskyTiers;
@@ -56,11 +60,15 @@ struct TierLauncher {
   cudaError_t tier() const {
     constexpr Tier kTier = kTable[kRow];
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
-    constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
-    if constexpr (kStored && (kTier.kernel == "block" || kTier.max_n > kCholeskyStoredMaxN)) {
-      return kDoesNotFit;  // no such kernel of 16-bit elements
-    } else if constexpr (kTier.kernel == "thread") {
+    if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
+    } else if constexpr (kTier.kernel == "rows") {
+      constexpr int kLanes = 32 / kTier.group;
+      constexpr int kSlots = ceil_div(kTier.max_n, kLanes);
+      static_assert(kTier.min_n > kLanes * (kSlots - 1), "only the last slot may be ragged");
+      return args.n == kLanes * kSlots
+                 ? launch_rows<S, kSlots, kLanes, true, kTier.warps, kMinBlocks>(stream, args)
+                 : launch_rows<S, kSlots, kLanes, false, kTier.warps, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
@@ -95,7 +103,6 @@ struct TierLauncher {
 // problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
 template <class S>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
-  using T = Computed<S>;
   const CholeskyArguments<S> args{static_cast<const S*>(problem.a),
                                   static_cast<S*>(problem.l),
                                   problem.info,
@@ -103,8 +110,9 @@ cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
                                   static_cast<int>(problem.n),
                                   problem.upper,
                                   problem.symmetrize};
-  const Call call{"cholesky", kDTypeOf<T>, problem.n, 1, problem.fast, /*capability=*/0};
-  return launch_tier<T>(call, problem.kernel, TierLauncher<S>{stream, args});
+  const Call call{"cholesky",      table_dtype(kDTypeOf<S>), problem.n, 1, problem.fast,
+                  /*capability=*/0};
+  return launch_tier<S>(call, problem.kernel, TierLauncher<S>{stream, args});
 }
 
 template cudaError_t cholesky<JAX_BATCHED_SCALAR>(cudaStream_t, const CholeskyProblem&);

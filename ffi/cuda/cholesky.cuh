@@ -14,6 +14,7 @@
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
+#include "ffi/cuda/tile/stored_rows.cuh"
 #include "ffi/cuda/tile/thread.cuh"
 #include "ffi/cuda/tile/with_constant.cuh"
 
@@ -284,6 +285,53 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <int kTiles, int kWarps>
 constexpr size_t cholesky_halves_shared_bytes() {
   return size_t{kWarps} * Halves<kTiles>::kElements * sizeof(float);
+}
+
+// One warp for four matrices of 8 * kSlots - 7 .. 8 * kSlots rows of 16-bit elements, rows dealt
+// out to 8 lanes each (rows.cuh). The warp kernel takes as long as with 32-bit elements, for shared
+// memory and shuffles limit it; here a load of a column serves all matrices of the warp.
+template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    cholesky_rows_kernel(const CholeskyArguments<S> args) {
+  using Stage = StoredRows<S, kSlots, kLanes, kExact>;
+  using Matrix = typename Stage::Matrix;
+  using T = Computed<S>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * Stage::kMatrices;
+  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int n = kExact ? Stage::kRows : args.n;
+  const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
+  const S* a = args.a + first * n * n;
+  const Reading reading{args.upper, args.symmetrize};
+  unsigned char* shared = dynamic_shared + warp * Stage::kBytes;
+  const Stage stage(reinterpret_cast<S*>(shared), n, lane);
+  stage.start_copy(a, count, reading);
+  commit_copies();
+  wait_for_copies<0>();
+  __syncwarp();
+  // A warp that is not full computes its last matrix again.
+  const int q = lane / kLanes, g = lane % kLanes;
+  const auto index = [&](int of) { return min(of, count - 1); };
+  Matrix m;
+  stage.load(m, index(q), reading);
+  __syncwarp();
+  T none[kSlots];
+  m.template factor<false>(reinterpret_cast<T*>(shared) + q * Matrix::kColumns, none, g);
+  __syncwarp();  // every lane has read the last column
+  const bool mine = m.needs_repair(lane);
+  if (__any_sync(kFullWarp, mine)) {
+    stage.template repair<false>(m, mine, [&](int of) { return a + index(of) * n * n; }, reading);
+  }
+  const int info = m.info(lane);
+  if (g == 0 && q < count) args.info[first + q] = info;
+  stage.put(m, q, info != 0, args.upper);
+  __syncwarp();
+  stage.store(args.l + first * n * n, count);
+}
+
+template <class S, int kSlots, int kLanes, bool kExact, int kWarps>
+constexpr size_t cholesky_rows_shared_bytes() {
+  return size_t{kWarps} * StoredRows<S, kSlots, kLanes, kExact>::kBytes;
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).

@@ -7,7 +7,7 @@
 namespace jax_batched::cuda {
 
 // Launches the kernel that the tier table names for this problem (batch, n and nrhs at least 1). S
-// is the type of its elements; the rows of float32 serve Float16 and BFloat16.
+// is the type of its elements.
 // Returns what cudaGetLastError says; cudaErrorInvalidValue if problem.kernel names none.
 template <class S>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem);

@@ -51,6 +51,9 @@ cudaError_t launch_any(cudaStream_t stream, const Problem& p) {
 cudaError_t launch_any(cudaStream_t stream, const CholeskyProblem& p) {
   return with_stored_type(p.dtype, [&](auto t) { return launch<decltype(t)>(stream, p); });
 }
+cudaError_t launch_any(cudaStream_t stream, const SolvePosProblem& p) {
+  return with_stored_type(p.dtype, [&](auto t) { return launch<decltype(t)>(stream, p); });
+}
 
 template <class Problem>
 ffi::Error run(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets results,
@@ -82,10 +85,9 @@ nb::capsule capsule(XLA_FFI_Handler* f) { return nb::capsule(reinterpret_cast<vo
 // The compiled kernels and the choice among them, for the tuner and the tests.
 
 constexpr std::pair<DType, std::string_view> kDTypeNames[] = {
-    {DType::kFloat32, "float32"},
-    {DType::kFloat64, "float64"},
-    {DType::kComplex64, "complex64"},
-    {DType::kComplex128, "complex128"},
+    {DType::kFloat32, "float32"},     {DType::kFloat64, "float64"},
+    {DType::kComplex64, "complex64"}, {DType::kComplex128, "complex128"},
+    {DType::kFloat16, "float16"},     {DType::kBFloat16, "bfloat16"},
 };
 
 DType dtype_of(std::string_view wanted) {
@@ -118,6 +120,7 @@ void append_tiers(nb::list& rows, std::string_view operation, const Tier (&table
 
 void append_substitutions(nb::list& rows, std::string_view operation) {
   for (const auto& [dtype, name] : kDTypeNames) {
+    if (is_storage_only(dtype)) continue;
     for (const std::string_view kernel : kSubstitutionKernels) {
       rows.append(nb::make_tuple(operation, name, kernel, 1, substitution_max_n(dtype, kernel),
                                  /*capability=*/0, /*fast=*/false));
@@ -153,7 +156,8 @@ NB_MODULE(_cuda, m) {
     d["residual"] = capsule(handler<ResidualProblem>);
     return d;
   });
-  // (operation, dtype, kernel, smallest n, largest n, compute capability needed, for "fast" only)
+  // (operation, dtype (float16: either format of 16 bits), kernel, smallest n, largest n, compute
+  // capability needed, for "fast" only)
   m.def("tiers", [] {
     nb::list rows;
     append_tiers(rows, "cholesky", kCholeskyTiers);
@@ -165,7 +169,8 @@ NB_MODULE(_cuda, m) {
   // The kernel that serves a call on a GPU of this compute capability (90 for sm_90).
   m.def("chosen_kernel", [](std::string_view operation, std::string_view dtype, int64_t n,
                             int64_t nrhs, bool fast, int capability) {
-    const std::string name = chosen(Call{operation, dtype_of(dtype), n, nrhs, fast, capability});
+    const std::string name =
+        chosen(Call{operation, table_dtype(dtype_of(dtype)), n, nrhs, fast, capability});
     return nb::str(name.c_str());
   });
 }

@@ -8,15 +8,15 @@
 namespace jax_batched::cuda {
 namespace {
 
-template <class T>
+template <class S>
 struct ThreadLauncher {
   cudaStream_t stream;
-  const SolvePosArguments<T>& args;
+  const SolvePosArguments<S>& args;
 
   template <int kN>
   cudaError_t run() const {
-    return launch<solve_pos_thread_kernel<T, kN>>(stream, args.batch, 32, 32,
-                                                  solve_pos_thread_shared_bytes<T, kN>(), args);
+    return launch<solve_pos_thread_kernel<S, kN>>(stream, args.batch, 32, 32,
+                                                  solve_pos_thread_shared_bytes<S, kN>(), args);
   }
 };
 
@@ -41,26 +41,40 @@ cudaError_t launch_rolled(cudaStream_t stream, const SolvePosArguments<T>& args)
       solve_pos_warp_shared_bytes<T, kTiles, 1, kWarps>(), args);
 }
 
-template <class T>
+template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
+cudaError_t launch_stored_rows(cudaStream_t stream, const SolvePosArguments<S>& args) {
+  return launch<solve_pos_stored_rows_kernel<S, kSlots, kLanes, kExact, kWarps, kMinBlocks>>(
+      stream, args.batch, kWarps * (32 / kLanes), 32 * kWarps,
+      solve_pos_stored_rows_shared_bytes<S, kSlots, kLanes, kExact, kWarps>(), args);
+}
+
+template <class S>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
   cudaStream_t stream;
-  const SolvePosArguments<T>& args;
+  const SolvePosArguments<S>& args;
 
   template <size_t kRow>
   cudaError_t tier() const {
     constexpr Tier kTier = kTable[kRow];
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
     if constexpr (kTier.kernel == "thread") {
-      return with_size<kTier.max_n>(args.n, ThreadLauncher<T>{stream, args});
+      return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
     } else if constexpr (kTier.kernel == "rows") {
       constexpr int kLanes = 32 / kTier.group;
       constexpr int kSlots = ceil_div(kTier.max_n, kLanes);
       static_assert(kTier.min_n > kLanes * (kSlots - 1), "only the last slot may be ragged");
-      if (args.nrhs == 1) {
-        return launch_rows<T, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
+      if constexpr (is_storage_only(kDTypeOf<S>)) {
+        return args.n == kLanes * kSlots
+                   ? launch_stored_rows<S, kSlots, kLanes, true, kTier.warps, kMinBlocks>(stream,
+                                                                                          args)
+                   : launch_stored_rows<S, kSlots, kLanes, false, kTier.warps, kMinBlocks>(stream,
+                                                                                           args);
+      } else if (args.nrhs == 1) {
+        return launch_rows<S, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
+      } else {
+        return launch_rows<S, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
       }
-      return launch_rows<T, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
     } else if constexpr (kTier.kernel == "left") {
       using Factor = LeftFactor<kTier.warps - 1, true>;
       static_assert(kTier.max_n <= Factor::kMaxN);
@@ -77,9 +91,9 @@ struct TierLauncher {
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
       if constexpr (kTier.kernel == "tiles") {
         if (args.nrhs == 1) {
-          return launch<solve_pos_tiles_kernel<T, kTiles>>(
-              stream, args.batch, TileColumns<T, kTiles>::kMatrices, 32,
-              solve_pos_tiles_shared_bytes<T, kTiles>(), args);
+          return launch<solve_pos_tiles_kernel<S, kTiles>>(
+              stream, args.batch, TileColumns<S, kTiles>::kMatrices, 32,
+              solve_pos_tiles_shared_bytes<S, kTiles>(), args);
         }
       }
       // With several right-hand sides the substitutions count; beyond 12 tiles solve_pos is factor
@@ -93,13 +107,13 @@ struct TierLauncher {
         // The cap of such a row is for the rolled kernel: the unrolled one would spill.
         constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
         // Complex kernels are larger and slower to compile: one for all sizes of a tier.
-        if constexpr (!kIsComplex<T>) {
+        if constexpr (!kIsComplex<S>) {
           if (args.n == 8 * kTiles) {
-            return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps, kCap>(
+            return launch_warp<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps, kCap>(
                 stream, args);
           }
         }
-        return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kCap>(
+        return launch_warp<S, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kCap>(
             stream, args);
       }
     }
@@ -110,19 +124,20 @@ struct TierLauncher {
   // they overflow the instruction cache.
   template <int kWarps, int kMinBlocks, int kTiles>
   cudaError_t one_by_one() const {
-    return args.n == 8 * kTiles ? launch_rolled<T, kTiles, true, kWarps, kMinBlocks>(stream, args)
-                                : launch_rolled<T, kTiles, false, kWarps, kMinBlocks>(stream, args);
+    return args.n == 8 * kTiles ? launch_rolled<S, kTiles, true, kWarps, kMinBlocks>(stream, args)
+                                : launch_rolled<S, kTiles, false, kWarps, kMinBlocks>(stream, args);
   }
 };
 
 }  // namespace
 
 // problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
-template <class T>
+template <class S>
 cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
-  const SolvePosArguments<T> args{static_cast<const T*>(problem.a),
-                                  static_cast<const T*>(problem.b),
-                                  static_cast<T*>(problem.x),
+  if (is_storage_only(kDTypeOf<S>) && problem.nrhs != 1) return cudaErrorInvalidValue;
+  const SolvePosArguments<S> args{static_cast<const S*>(problem.a),
+                                  static_cast<const S*>(problem.b),
+                                  static_cast<S*>(problem.x),
                                   problem.info,
                                   problem.batch,
                                   problem.nrhs,
@@ -130,9 +145,9 @@ cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
                                   !problem.lower,
                                   problem.a_map,
                                   problem.b_map};
-  const Call call{"solve_pos",  kDTypeOf<T>,  problem.n,
-                  problem.nrhs, problem.fast, /*capability=*/0};
-  return launch_tier<T>(call, problem.kernel, TierLauncher<T>{stream, args});
+  const Call call{"solve_pos",  table_dtype(kDTypeOf<S>), problem.n, problem.nrhs,
+                  problem.fast, /*capability=*/0};
+  return launch_tier<S>(call, problem.kernel, TierLauncher<S>{stream, args});
 }
 
 template cudaError_t solve_pos<JAX_BATCHED_SCALAR>(cudaStream_t, const SolvePosProblem&);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "ffi/common/problem.h"
 #include "ffi/cuda/tile/fragment.cuh"
@@ -14,6 +15,8 @@
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 #include "ffi/cuda/tile/staging.cuh"
+#include "ffi/cuda/tile/storage.cuh"
+#include "ffi/cuda/tile/stored_rows.cuh"
 #include "ffi/cuda/tile/thread.cuh"
 #include "ffi/cuda/tile/tile_columns.cuh"
 #include "ffi/cuda/tile/with_constant.cuh"
@@ -22,11 +25,12 @@ namespace jax_batched::cuda {
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
-template <class T>
+// S is the type that elements are stored in (storage.cuh).
+template <class S>
 struct SolvePosArguments {
-  const T* a;
-  const T* b;
-  T* x;
+  const S* a;
+  const S* b;
+  S* x;
   int32_t* info;
   int64_t batch;
   int64_t nrhs;
@@ -70,21 +74,38 @@ struct SingleSystem {
   }
 };
 
+// The 32 matrices of a warp on their way in: of 16-bit elements the records move as vectors.
+template <class S, int kN>
+struct SolveStage {
+  static constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
+  using Records = std::conditional_t<kStored, MatrixStage<S, kN>, RecordStage<S, kN * kN>>;
+
+  static __device__ __forceinline__ void take(Triangle<Computed<S>, kN>& l, const S* own,
+                                              bool upper) {
+    if constexpr (kStored) {
+      Records::take(l, own, upper, false);
+    } else {
+      load_triangle<S, kN>(l, own, upper, false);
+    }
+  }
+};
+
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
-template <class T, int kN>
-__global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArguments<T> args) {
-  using MatrixStage = RecordStage<T, kN * kN>;
-  using VectorStage = RecordStage<T, kN>;
-  T* stage = reinterpret_cast<T*>(dynamic_shared);
+template <class S, int kN>
+__global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArguments<S> args) {
+  using T = Computed<S>;
+  using Matrices = typename SolveStage<S, kN>::Records;
+  using Vectors = RecordStage<S, kN>;
+  S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
   const int records = static_cast<int>(min(int64_t{32}, args.batch - first));
   if (args.a_map.contiguous()) {
-    MatrixStage::load(stage, args.a + first * (kN * kN), records, lane);
+    Matrices::load(stage, args.a + first * (kN * kN), records, lane);
   } else {
     for (int record = 0; record < records; ++record) {
-      const T* a = args.a + matrix_index(args.a_map, first + record) * (kN * kN);
-      for (int e = lane; e < kN * kN; e += 32) stage[record * MatrixStage::kStride + e] = a[e];
+      const S* a = args.a + matrix_index(args.a_map, first + record) * (kN * kN);
+      for (int e = lane; e < kN * kN; e += 32) stage[record * Matrices::kStride + e] = a[e];
     }
   }
   __syncwarp();
@@ -92,27 +113,27 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
   Real<T> inverse[kN];
   int info = 0;
   if (lane < records) {
-    load_triangle<T, kN>(l, stage + lane * MatrixStage::kStride, args.upper, false);
+    SolveStage<S, kN>::take(l, stage + lane * Matrices::kStride, args.upper);
     info = factor_triangle<T, kN>(l, inverse);
     args.info[first + lane] = info;
   }
-  const auto solve = [&](T* own, int stride) {
+  const auto solve = [&](S* own, int stride) {
     T x[kN];
 #pragma unroll
-    for (int i = 0; i < kN; ++i) x[i] = conj_if(args.upper, own[i * stride]);
+    for (int i = 0; i < kN; ++i) x[i] = conj_if(args.upper, widen(own[i * stride]));
     solve_triangle<T, kN>(l, inverse, x);
 #pragma unroll
     for (int i = 0; i < kN; ++i) {
-      own[i * stride] = info ? quiet_nan<T>() : conj_if(args.upper, x[i]);
+      own[i * stride] = narrow<S>(info ? quiet_nan<T>() : conj_if(args.upper, x[i]));
     }
   };
   __syncwarp();
   if (args.nrhs == 1 && args.b_map.contiguous()) {
-    VectorStage::load(stage, args.b + first * kN, records, lane);
+    Vectors::load(stage, args.b + first * kN, records, lane);
     __syncwarp();
-    if (lane < records) solve(stage + lane * VectorStage::kStride, 1);
+    if (lane < records) solve(stage + lane * Vectors::kStride, 1);
     __syncwarp();
-    VectorStage::store(args.x + first * kN, stage, records, lane);
+    Vectors::store(args.x + first * kN, stage, records, lane);
     return;
   }
   // Up to kN right-hand sides at a time: they fit where the matrices were.
@@ -126,7 +147,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
              stage[record * stride + rest]);
       }
     };
-    for_each_element([&](int64_t entry, int64_t at, T& staged) {
+    for_each_element([&](int64_t entry, int64_t at, S& staged) {
       staged = args.b[matrix_index(args.b_map, entry) * kN * args.nrhs + at];
     });
     __syncwarp();
@@ -135,16 +156,16 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
       for (int c = 0; c < width; ++c) solve(stage + lane * stride + c, width);
     }
     __syncwarp();
-    for_each_element([&](int64_t entry, int64_t at, T& staged) {
+    for_each_element([&](int64_t entry, int64_t at, S& staged) {
       args.x[entry * kN * args.nrhs + at] = staged;
     });
     __syncwarp();
   }
 }
 
-template <class T, int kN>
+template <class S, int kN>
 constexpr size_t solve_pos_thread_shared_bytes() {
-  return RecordStage<T, kN * kN>::kElements * sizeof(T);
+  return SolveStage<S, kN>::Records::kElements * sizeof(S);
 }
 
 // kLanes lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for
@@ -187,7 +208,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   Matrix m;
   m.load(shared, n, g);
   __syncwarp();
-  m.factor(shared, y, g);
+  m.template factor<true>(shared, y, g);
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
     __syncwarp();  // every lane has read the last column
@@ -195,7 +216,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     commit_copies();
     wait_for_copies<0>();
     __syncwarp();
-    m.repair(shared, mine, n, g);
+    m.template repair<true>(shared, mine, n, g);
     if constexpr (!kMany) {
       T again[1][kSlots];
       load_rhs(again[0], 0);
@@ -240,6 +261,75 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 template <class T, int kSlots, int kLanes, int kWarps>
 constexpr size_t solve_pos_rows_shared_bytes() {
   return size_t{kWarps} * (32 / kLanes) * Rows<T, kSlots, kLanes>::kElements * sizeof(T);
+}
+
+// The same for 16-bit elements and one right-hand side.
+template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
+__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+    solve_pos_stored_rows_kernel(const SolvePosArguments<S> args) {
+  using Stage = StoredRows<S, kSlots, kLanes, kExact>;
+  using Matrix = typename Stage::Matrix;
+  using T = Computed<S>;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int q = lane / kLanes, g = lane % kLanes;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * Stage::kMatrices;
+  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int n = kExact ? Stage::kRows : args.n;
+  const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
+  const Reading reading{args.upper, false};
+  // A warp that is not full computes its last matrix again.
+  const auto entry = [&](int of) { return first + min(of, count - 1); };
+  const auto matrix = [&](int of) { return args.a + matrix_index(args.a_map, entry(of)) * n * n; };
+  unsigned char* shared = dynamic_shared + warp * Stage::kBytes;
+  const Stage stage(reinterpret_cast<S*>(shared), n, lane);
+  if (args.a_map.contiguous()) {
+    stage.start_copy(matrix(0), count, reading);
+    commit_copies();
+  } else {
+#pragma unroll 1
+    for (int of = 0; of < count; ++of) stage.copy_matrix(matrix(of), of);
+  }
+  const S* b = args.b + matrix_index(args.b_map, entry(q)) * n;
+  const auto load_rhs = [&](T(&y)[kSlots]) {
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+      const int i = kLanes * s + g;
+      y[s] = i < n ? widen(b[i]) : T(0);
+    }
+  };
+  T y[1][kSlots];
+  load_rhs(y[0]);
+  wait_for_copies<0>();
+  __syncwarp();
+  Matrix m;
+  stage.load(m, min(q, count - 1), reading);
+  __syncwarp();
+  m.template factor<true>(reinterpret_cast<T*>(shared) + q * Matrix::kColumns, y[0], g);
+  const bool mine = m.needs_repair(lane);
+  if (__any_sync(kFullWarp, mine)) {
+    __syncwarp();  // every lane has read the last column
+    stage.template repair<true>(m, mine, matrix, reading);
+    T again[1][kSlots];
+    load_rhs(again[0]);
+    m.solve_forward(again, g);
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) y[0][s] = mine ? again[0][s] : y[0][s];
+  }
+  const int info = m.info(lane);
+  m.solve_backward(y, g);
+  if (q >= count) return;
+  if (g == 0) args.info[first + q] = info;
+  S* x = args.x + (first + q) * n;
+#pragma unroll
+  for (int s = 0; s < kSlots; ++s) {
+    const int i = kLanes * s + g;
+    if (i < n) x[i] = narrow<S>(info ? quiet_nan<T>() : y[0][s]);
+  }
+}
+
+template <class S, int kSlots, int kLanes, bool kExact, int kWarps>
+constexpr size_t solve_pos_stored_rows_shared_bytes() {
+  return size_t{kWarps} * StoredRows<S, kSlots, kLanes, kExact>::kBytes;
 }
 
 // 8 lanes of a warp for one matrix and one right-hand side, in shared memory (tile_columns.cuh).

@@ -23,7 +23,7 @@ struct Tier {
   int min_n;
   int max_n;
   // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "halves", "left" or
-  // "block"
+  // "block". Those of dtype kFloat16 are of 16-bit elements in either format.
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
@@ -140,12 +140,22 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex128, 1, 160, "block", 1, false, 4, 3, 8, true},
     {DType::kComplex128, 161, 512, "block", 1, false, 4, 2, 8},
+
+    // Beyond 96, casts to float32 and back take over (_ffi.py).
+    {DType::kFloat16, 1, 16, "thread", 32, false, 1, 0},
+    {DType::kFloat16, 17, 24, "rows", 4, false, 1, 20},
+    {DType::kFloat16, 25, 32, "rows", 4, false, 1, 16},
+    {DType::kFloat16, 33, 40, "rows", 4, false, 1, 12},
+    {DType::kFloat16, 41, 48, "rows", 4, false, 1, 0},
+    {DType::kFloat16, 49, 56, "warp", 1, false, 1, 16},
+    {DType::kFloat16, 57, 64, "warp", 1, false, 1, 12},
+    {DType::kFloat16, 65, 72, "warp", 1, false, 1, 0},
+    {DType::kFloat16, 73, 80, "warp", 1, false, 1, 0},
+    {DType::kFloat16, 81, 88, "warp", 1, false, 1, 0},
+    {DType::kFloat16, 89, 96, "warp", 1, false, 1, 0},
 };
 
 static_assert(names_are_distinct(kCholeskyTiers), "give rows that overlap a variant");
-
-// The rows of float32 serve 16-bit elements, too, up to this n, where casts take over.
-inline constexpr int kCholeskyStoredMaxN = 96;
 
 // ---- solve_pos ----
 
@@ -193,6 +203,14 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
+
+    // One right-hand side; casts take over for more, and beyond 48.
+    {DType::kFloat16, 1, 15, "thread", 32, false, 1, 0},
+    {DType::kFloat16, 9, 16, "rows", 4, false, 1, 32},
+    {DType::kFloat16, 17, 24, "rows", 4, false, 1, 20},
+    {DType::kFloat16, 25, 32, "rows", 4, false, 1, 16},
+    {DType::kFloat16, 33, 40, "rows", 4, false, 1, 12},
+    {DType::kFloat16, 41, 48, "rows", 4, false, 1, 0},
 };
 
 static_assert(names_are_distinct(kSolvePosTiers), "give rows that overlap a variant");

@@ -17,10 +17,15 @@ namespace jax_batched::cuda {
 // No limit on n or on the number of right-hand sides.
 inline constexpr int64_t kAny = INT64_MAX;
 
+// The dtype of the rows that serve elements of a dtype: the two formats of 16 bits share theirs.
+constexpr DType table_dtype(DType dtype) {
+  return dtype == DType::kBFloat16 ? DType::kFloat16 : dtype;
+}
+
 // What a choice depends on.
 struct Call {
   std::string_view operation;
-  DType dtype;
+  DType dtype;  // table_dtype of the elements'
   int64_t n;
   int64_t nrhs;    // 1 for an operation without right-hand sides
   bool fast;       // accuracy="fast"

@@ -22,14 +22,14 @@ cudaError_t with_size(int n, const Launcher& launcher) {
   }
 }
 
-// Calls launcher.tier<row>() for a row of launcher.kTable of element type T.
-template <class T, class Launcher, size_t kRow = 0>
+// Calls launcher.tier<row>() for a row of launcher.kTable that serves elements of type S.
+template <class S, class Launcher, size_t kRow = 0>
 cudaError_t with_tier(int64_t row, const Launcher& launcher) {
   if constexpr (kRow < std::size(Launcher::kTable)) {
-    if constexpr (Launcher::kTable[kRow].dtype == kDTypeOf<T>) {
+    if constexpr (Launcher::kTable[kRow].dtype == table_dtype(kDTypeOf<S>)) {
       if (row == static_cast<int64_t>(kRow)) return launcher.template tier<kRow>();
     }
-    return with_tier<T, Launcher, kRow + 1>(row, launcher);
+    return with_tier<S, Launcher, kRow + 1>(row, launcher);
   } else {
     return cudaErrorInvalidValue;
   }
@@ -38,16 +38,16 @@ cudaError_t with_tier(int64_t row, const Launcher& launcher) {
 // Launches the kernel that serves a call on the current device, whose capability is filled in here:
 // the one named, else the one that the tables choose. If that one needs more shared memory than the
 // device has, the first of the others that fits.
-template <class T, class Launcher>
+template <class S, class Launcher>
 cudaError_t launch_tier(Call call, std::string_view name, const Launcher& launcher) {
   cudaError_t error = compute_capability(&call.capability);
   if (error != cudaSuccess) return error;
   const int64_t chosen = find_tier(Launcher::kTable, call, name);
-  error = with_tier<T>(chosen, launcher);
+  error = with_tier<S>(chosen, launcher);
   if (error != kDoesNotFit || !name.empty()) return error;
   for (size_t row = 0; row < std::size(Launcher::kTable); ++row) {
     if (static_cast<int64_t>(row) == chosen || !Launcher::kTable[row].serves(call)) continue;
-    error = with_tier<T>(static_cast<int64_t>(row), launcher);
+    error = with_tier<S>(static_cast<int64_t>(row), launcher);
     if (error != kDoesNotFit) return error;
   }
   return error;

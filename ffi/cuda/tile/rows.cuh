@@ -87,8 +87,8 @@ struct Rows {
 
   // Shared memory -> registers; rows from n on are those of the identity.
   __device__ __forceinline__ void load(const T* stage, int n, int g) {
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
+    for_constants<kSlots>([&](auto slot) {
+      constexpr int s = decltype(slot)::value;
 #pragma unroll
       for (int c = 0; c < kLanes * (s + 1); c += kVector<T>) {
         const auto v =
@@ -96,7 +96,7 @@ struct Rows {
 #pragma unroll
         for (int z = 0; z < kVector<T>; ++z) x[s][c + z] = v.v[z];
       }
-    }
+    });
     if (n < kRows) {
       const int i = kLanes * (kSlots - 1) + g;
 #pragma unroll
@@ -106,11 +106,14 @@ struct Rows {
     }
   }
 
-  // Factors the matrix and takes the right-hand side b (entries of this lane's rows) along, which
-  // becomes y = L^-1 b. For each column k, with d the pivot:
-  //   l_ik = x_ik / sqrt(d),  y_k = b_k / sqrt(d);  b_i -= l_ik y_k,  x_ij -= l_ik conj(l_jk).
-  // The diagonal and what is above it end as zeros, so that products with them need no test. Where
-  // a pivot is tiny, infinite or not positive the matrix must go through repair().
+  // Factors the matrix. For each column k, with d the pivot:
+  //   l_ik = x_ik / sqrt(d);  x_ij -= l_ik conj(l_jk).
+  // With kSolve it takes the right-hand side b (entries of this lane's rows) along, which becomes
+  // y = L^-1 b, by y_k = b_k / sqrt(d), b_i -= l_ik y_k; the diagonal and what is above it end as
+  // zeros, so that products with them need no test. Without, the diagonal is that of L, and what is
+  // above it undefined. Where a pivot is tiny, infinite or not positive the matrix must go through
+  // repair().
+  template <bool kSolve>
   __device__ __forceinline__ void factor(T* columns, T (&b)[kSlots], int g) {
     for_constants<kRows>([&](auto constant) {
       constexpr int k = decltype(constant)::value, top = k / kLanes, owner = k % kLanes;
@@ -118,15 +121,18 @@ struct Rows {
       T* column = columns + k % 2 * kColumn;
 #pragma unroll
       for (int s = top; s < kSlots; ++s) x[s][k] = scale(x[s][k], pivot.inverse);
-      if (g == owner) {
-        inverse[top] = pivot.inverse;
-        b[top] = scale(b[top], pivot.inverse);
+      if (g == owner) inverse[top] = pivot.inverse;
+      if constexpr (kSolve) {
+        if (g == owner) b[top] = scale(b[top], pivot.inverse);
+        // y_k travels in the place of l_kk.
+        column[kLanes * top + g] = g == owner ? b[top] : x[top][k];
+        if (g <= owner) x[top][k] = T(0);
+      } else {
+        column[kLanes * top + g] = x[top][k];
+        if (g == owner) x[top][k] = T(pivot.root);
       }
-      // y_k travels in the place of l_kk.
-      column[kLanes * top + g] = g == owner ? b[top] : x[top][k];
 #pragma unroll
       for (int s = top + 1; s < kSlots; ++s) column[kLanes * s + g] = x[s][k];
-      if (g <= owner) x[top][k] = T(0);
       __syncwarp();
 #pragma unroll
       for (int first = k / kVector<T> * kVector<T>; first < kRows; first += kVector<T>) {
@@ -140,7 +146,7 @@ struct Rows {
 #pragma unroll
           for (int s = j / kLanes; s < kSlots; ++s) {
             if (j == k) {
-              b[s] = sub_mul(b[s], x[s][k], v.v[z]);
+              if constexpr (kSolve) b[s] = sub_mul(b[s], x[s][k], v.v[z]);
             } else {
               x[s][j] = sub_mul_conj(x[s][j], x[s][k], v.v[z]);
             }
@@ -159,20 +165,27 @@ struct Rows {
   }
 
   // Factors the matrix again if `mine`, from its fresh copy in `stage`, whatever its pivots are.
-  // Rare, so compact rather than fast; other matrices of the warp keep what they have.
+  // Rare, so compact rather than fast; other matrices of the warp keep what they have, and their
+  // lanes touch no shared memory.
+  template <bool kSolve>
   __device__ __forceinline__ void repair(T* stage, bool mine, int n, int g) {
+    const int rows = mine ? n : 0;
 #pragma unroll 1
     for (int k = 0; k < n; ++k) {
-      const PivotRoot<Real<T>> pivot = pivot_root(real(*at(stage, k, k)));
-      __syncwarp();
-#pragma unroll 1
-      for (int i = k + g; i < n; i += kLanes) {
-        T* to = at(stage, i, k);
-        *to = i == k ? T(pivot.inverse) : scale(*to, pivot.inverse);
+      const PivotRoot<Real<T>> pivot = pivot_root(mine ? real(*at(stage, k, k)) : Real<T>(1));
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        if (mine && k == kLanes * s + g) inverse[s] = pivot.inverse;
       }
       __syncwarp();
 #pragma unroll 1
-      for (int i = k + 1 + g; i < n; i += kLanes) {
+      for (int i = k + g; i < rows; i += kLanes) {
+        T* to = at(stage, i, k);
+        *to = i == k ? T(pivot.root) : scale(*to, pivot.inverse);
+      }
+      __syncwarp();
+#pragma unroll 1
+      for (int i = k + 1 + g; i < rows; i += kLanes) {
         const T l = *at(stage, i, k);
 #pragma unroll 1
         for (int j = k + 1; j <= i; ++j) {
@@ -187,10 +200,12 @@ struct Rows {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
       const int i = kLanes * s + g;
-      inverse[s] = i < n ? real(*at(stage, i, i)) : Real<T>(1);
+      if (i >= n) inverse[s] = 1;
+      if constexpr (kSolve) {
 #pragma unroll
-      for (int j = kLanes * s; j < kLanes * (s + 1); ++j) {
-        if (j >= i) x[s][j] = T(0);
+        for (int j = kLanes * s; j < kLanes * (s + 1); ++j) {
+          if (j >= i) x[s][j] = T(0);
+        }
       }
     }
   }
