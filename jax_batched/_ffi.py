@@ -31,6 +31,7 @@ _MAX_N: dict[str, dict[str, int]] = {
     "triangular_solve": dict.fromkeys(_COMPUTED, 512),
     "cho_solve": dict.fromkeys(_COMPUTED, 512),
     "solve_pos": dict.fromkeys((*_COMPUTED, *_STORED), 512),
+    "cholesky_pullback": dict.fromkeys(_COMPUTED, 512),
     "residual": dict.fromkeys(_COMPUTED, 512),
 }
 
@@ -50,6 +51,13 @@ _CUDA_MAX_FUSED_N = {"float32": 128, "float64": 144, "complex64": 64, "complex12
 # are. (float32: more are so many factorizations. float64: the factor is in shared memory.)
 _CUDA_FUSED_ANY_NRHS_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}
 _CUDA_MAX_FUSED_NRHS = {"float32": 1, "float64": 16, "complex64": 0, "complex128": 0}
+
+# Largest n for which cholesky_pullback is one kernel rather than a product and two solves: on CUDA
+# what 99 KB of shared memory hold, the least since sm_80; on the CPU where it is faster in batches.
+_MAX_PULLBACK_N = {
+    "cpu": {"float32": 96, "float64": 128, "complex64": 128, "complex128": 128},
+    "cuda": {"float32": 192, "float64": 128, "complex64": 128, "complex128": 80},
+}
 
 
 def target_name(operation: str) -> str:
@@ -84,6 +92,11 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
     if platform == "cpu" or n <= _CUDA_FUSED_ANY_NRHS_N[np.dtype(dtype).name]:
         return True
     return isinstance(nrhs, int) and nrhs <= _CUDA_MAX_FUSED_NRHS[np.dtype(dtype).name]
+
+
+def max_pullback_n(platform: Platform, dtype: Any) -> int:
+    """Largest n for which cholesky_pullback is one kernel."""
+    return _MAX_PULLBACK_N[platform][np.dtype(dtype).name]
 
 
 def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> bool:

@@ -34,6 +34,13 @@ def hermitian_from_triangle(a: Array, *, upper: bool) -> Array:
     return strict + adjoint(strict) + diagonal
 
 
+def hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
+    """The Hermitian matrix that `cholesky` factors; linear in a (over the reals)."""
+    if symmetrize:
+        return real_diagonal(a + adjoint(a)) / 2
+    return hermitian_from_triangle(a, upper=upper)
+
+
 def triangle(a: Array, *, upper: bool, strict: bool = False) -> Array:
     """Upper or lower triangle of a, without the diagonal if strict; zeros elsewhere."""
     k = 1 if strict else 0

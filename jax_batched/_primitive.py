@@ -67,6 +67,7 @@ class Rules:
       signature: core dimensions as text, given the parameters.
       lax: the operation in plain `lax`, for platforms and sizes without a kernel; operands have
         equal batch dimensions. An operation that has no kernel at all may be made of others here.
+      broadcasts: whether `lax` takes operands whose batch dimensions only broadcast, as they come.
       jvp: ``jvp(params, primals, tangents) -> (results, tangents)``; a None tangent is zero.
         Without a rule JAX refuses to differentiate.
       transpose: ``transpose(params, primals, cotangents) -> cotangent`` of the operand that is None
@@ -79,6 +80,7 @@ class Rules:
 
     signature: Callable[[Params], str]
     lax: Callable[..., Sequence[Array]]
+    broadcasts: bool = False
     jvp: (
         Callable[[Params, tuple[Any, ...], tuple[Any, ...]], tuple[Sequence[Any], Sequence[Any]]]
         | None
@@ -262,13 +264,15 @@ class Operation:
         signature = self.signature(params)
 
         def in_lax(*arrays: Array) -> Sequence[Array]:
+            if 0 in ctx.avals_out[0].shape:
+                return [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
+            if self.rules.broadcasts:
+                return self.rules.lax(*arrays, **public)
             batch = ctx.avals_out[0].shape[: ctx.avals_out[0].ndim - len(signature.results[0])]
             full = [
                 jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - len(core) :]))
                 for x, core in zip(arrays, signature.operands, strict=True)
             ]
-            if 0 in ctx.avals_out[0].shape:
-                return [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
             return self.rules.lax(*full, **public)
 
         return mlir.lower_fun(_with_automatic_sharding(in_lax, ctx))(ctx, *operands)

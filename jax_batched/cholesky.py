@@ -8,15 +8,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _ffi
-from jax_batched._matrix import (
-    adjoint,
-    hermitian_from_triangle,
-    matmul,
-    real_diagonal,
-    triangle,
-)
+from jax_batched._matrix import adjoint, hermitian_input, matmul, triangle
 from jax_batched._primitive import Operation, Params, Rules
-from jax_batched.triangular_solve import triangular_solve_op
+from jax_batched.cholesky_pullback import cholesky_pushforward_op
 
 Array = jax.Array
 
@@ -89,37 +83,19 @@ def cholesky(
     return (factor, info) if return_info else factor
 
 
-def _hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
-    """The Hermitian matrix that is factored; linear in a (over the reals)."""
-    if symmetrize:
-        return real_diagonal(a + adjoint(a)) / 2
-    return hermitian_from_triangle(a, upper=upper)
-
-
 def _jvp(
     params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """dL = L Phi(L^-1 dA L^-H), Phi: the lower triangle with its diagonal halved."""
+    """A linear map of da, whose transpose has a kernel."""
     (a,), (da,) = primals, tangents
     if _checks.is_stored(a.dtype):
         wide = (a.astype(jnp.float32),), (da.astype(jnp.float32),)
         (factor, info), (tangent, _) = _jvp(params, *wide)
         return (factor.astype(a.dtype), info), (tangent.astype(a.dtype), None)
     factor, info = cholesky_op(a, **params)
-    upper = params["upper"]
-    lower_factor = adjoint(factor) if upper else factor
-    hermitian = _hermitian_input(da, upper=upper, symmetrize=params["symmetrize"])
-    solve = {"lower": True, "unit_diagonal": False}
-    (right,) = triangular_solve_op(
-        lower_factor, hermitian, left_side=False, transpose_a=True, conjugate_a=True, **solve
-    )
-    (inner,) = triangular_solve_op(
-        lower_factor, right, left_side=True, transpose_a=False, conjugate_a=False, **solve
-    )
-    half = jnp.where(jnp.eye(a.shape[-1], dtype=bool), inner / 2, inner)
-    tangent = matmul(lower_factor, real_diagonal(triangle(half, upper=False)))
-    tangent = triangle(tangent, upper=False)
-    return (factor, info), (adjoint(tangent) if upper else tangent, None)
+    which = {"upper": params["upper"], "symmetrize": params["symmetrize"]}
+    (tangent,) = cholesky_pushforward_op(factor, da, **which)
+    return (factor, info), (tangent, None)
 
 
 def _in_float32(a: Array, **params: Any) -> Sequence[Array]:
@@ -133,7 +109,7 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
         wide = a.astype(jnp.float32)
         factor, info = _lax(wide, upper=upper, symmetrize=symmetrize, accuracy=accuracy)
         return factor.astype(a.dtype), info
-    hermitian = _hermitian_input(a, upper=upper, symmetrize=symmetrize)
+    hermitian = hermitian_input(a, upper=upper, symmetrize=symmetrize)
     lower_factor = jax.lax.linalg.cholesky(hermitian, symmetrize_input=False)
     diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
     failed = jnp.isnan(diagonal).any(-1)

@@ -418,6 +418,16 @@ def by_kernel(
     ]
 
 
+def gradient(op: Op) -> Callable[..., Any]:
+    """The gradient of a real function that is curved in all of an operation's result."""
+
+    def f(*operands: Any) -> Any:
+        x = op(*operands)
+        return jnp.sum(jnp.real(x) ** 2 + jnp.sin(jnp.imag(x)))
+
+    return jax.grad(f)
+
+
 def compiled(f: Callable[..., Any], *args: Any, kernel: str = "") -> Any:
     """f(*args) as one compiled program, with the named kernel."""
     with force_kernel(kernel):

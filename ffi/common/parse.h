@@ -294,4 +294,30 @@ inline ResidualProblem parse<ResidualProblem>(CallReader& call) {
   return p;
 }
 
+template <>
+inline CholeskyPullbackProblem parse<CholeskyPullbackProblem>(CallReader& call) {
+  const auto factor = call.operand(0, 2);
+  const auto cotangent = call.operand(1, 2);
+  const auto result = call.result(0, 2);
+  CholeskyPullbackProblem p{};
+  if (call.error().failure()) return p;
+  p.dtype = call.dtype(factor);
+  p.upper = call.attribute<bool>("upper");
+  p.symmetrize = call.attribute<bool>("symmetrize");
+  p.kernel = call.attribute<std::string_view>("kernel");
+  p.batch = result.batch_count();
+  p.n = factor.core(0);
+  p.factor = factor.data;
+  p.cotangent = cotangent.data;
+  p.result = result.data;
+  p.factor_map = call.batch_map(factor, result);
+  p.cotangent_map = call.batch_map(cotangent, result);
+  call.require(p.n > 0, "empty matrices");
+  for (const auto& array : {factor, cotangent, result}) {
+    call.require(array.core(0) == p.n && array.core(1) == p.n, "sizes differ");
+    call.require(array.dtype == factor.dtype, "element types differ");
+  }
+  return p;
+}
+
 }  // namespace jax_batched

@@ -170,6 +170,22 @@ struct ResidualProblem {
   BatchMap b_map;
 };
 
+// The cotangent of A, given that of its Cholesky factor C (A = C C^H, or with `upper` C^H C), of
+// which one triangle is read: the transpose of the derivative of cholesky.
+struct CholeskyPullbackProblem {
+  DType dtype;
+  int64_t batch;
+  int64_t n;
+  bool upper;
+  bool symmetrize;  // both triangles of A were averaged; else one was read: zeros in the other
+  std::string_view kernel;
+  const void* factor;
+  const void* cotangent;
+  void* result;
+  BatchMap factor_map;
+  BatchMap cotangent_map;
+};
+
 // Every triangular solve is M Y = C with M lower triangular, seen through strides:
 //   M(i, j) = a[a_start + i * a_row + j * a_col]   (conjugated if `conjugate`), j <= i
 //   Y(i, r) = x[x_start + i * x_row + r * x_col],  C likewise in b.

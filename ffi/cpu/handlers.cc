@@ -25,6 +25,7 @@ int64_t work(const TriangularSolveProblem& p) { return work(p.dtype, p.n, p.nrhs
 int64_t work(const ChoSolveProblem& p) { return work(p.dtype, p.n, 2 * p.nrhs, false); }
 int64_t work(const SolvePosProblem& p) { return work(p.dtype, p.n, 2 * p.nrhs, true); }
 int64_t work(const ResidualProblem& p) { return work(p.dtype, (p.m + p.n) / 2, p.nrhs, false); }
+int64_t work(const CholeskyPullbackProblem& p) { return 2 * work(p.dtype, p.n, 0, true); }
 
 // Matrices that a register holds side by side.
 int64_t lanes(const Kernels& kernels, DType dtype) {
@@ -36,6 +37,10 @@ int64_t lanes(const Kernels& kernels, DType dtype) {
 size_t scratch_bytes(const ResidualProblem& p) {
   return with_element_type(p.dtype,
                            [&](auto t) { return residual_scratch_bytes<decltype(t)>(p.m, p.n); });
+}
+size_t scratch_bytes(const CholeskyPullbackProblem& p) {  // the factor and the result
+  return with_element_type(p.dtype,
+                           [&](auto t) { return group_scratch_bytes<decltype(t)>(p.n, p.n + 1); });
 }
 template <class Problem>
 size_t scratch_bytes(const Problem& p) {
@@ -109,6 +114,7 @@ NB_MODULE(_cpu, m) {
     d["cho_solve"] = capsule(handler<ChoSolveProblem, &Kernels::cho_solve>);
     d["solve_pos"] = capsule(handler<SolvePosProblem, &Kernels::solve_pos>);
     d["residual"] = capsule(handler<ResidualProblem, &Kernels::residual>);
+    d["cholesky_pullback"] = capsule(handler<CholeskyPullbackProblem, &Kernels::cholesky_pullback>);
     return d;
   });
   m.def("isa", [] { return isa_name(); });

@@ -2,6 +2,7 @@
 // live in a namespace of that name, so that the linker cannot mix code of two instruction sets.
 #include "ffi/cpu/cho_solve.h"
 #include "ffi/cpu/cholesky.h"
+#include "ffi/cpu/cholesky_pullback.h"
 #include "ffi/cpu/residual.h"
 #include "ffi/cpu/solve_pos.h"
 #include "ffi/cpu/tiers.h"
@@ -64,6 +65,10 @@ const Kernels table = {
     },
     [](const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
       with_element_type(p.dtype, [&](auto t) { residual<decltype(t)>(p, begin, end, scratch); });
+    },
+    [](const CholeskyPullbackProblem& p, int64_t begin, int64_t end, void* scratch) {
+      with_element_type(p.dtype,
+                        [&](auto t) { cholesky_pullback<decltype(t)>(p, begin, end, scratch); });
     },
 };
 

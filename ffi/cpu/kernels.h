@@ -20,6 +20,7 @@ struct Kernels {
   Kernel<ChoSolveProblem> cho_solve;
   Kernel<SolvePosProblem> solve_pos;
   Kernel<ResidualProblem> residual;
+  Kernel<CholeskyPullbackProblem> cholesky_pullback;
 };
 
 // The best table that this processor runs, chosen once; JAX_BATCHED_ISA names another of

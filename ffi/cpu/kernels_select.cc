@@ -100,6 +100,11 @@ const Kernels& reference_kernels() {
           for (int64_t m = begin; m < end; ++m) reference::residual<decltype(t)>(p, m);
         });
       },
+      [](const CholeskyPullbackProblem& p, int64_t begin, int64_t end, void*) {
+        with_element_type(p.dtype, [&](auto t) {
+          for (int64_t m = begin; m < end; ++m) reference::cholesky_pullback<decltype(t)>(p, m);
+        });
+      },
   };
   return table;
 }

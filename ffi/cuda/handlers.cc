@@ -12,6 +12,7 @@
 #include "ffi/common/parse.h"
 #include "ffi/cuda/cho_solve.h"
 #include "ffi/cuda/cholesky.h"
+#include "ffi/cuda/cholesky_pullback.h"
 #include "ffi/cuda/residual.h"
 #include "ffi/cuda/solve_pos.h"
 #include "ffi/cuda/substitution_tiers.h"
@@ -42,6 +43,10 @@ cudaError_t launch(cudaStream_t stream, const SolvePosProblem& p) {
 template <class T>
 cudaError_t launch(cudaStream_t stream, const ResidualProblem& p) {
   return residual<T>(stream, p);
+}
+template <class T>
+cudaError_t launch(cudaStream_t stream, const CholeskyPullbackProblem& p) {
+  return cholesky_pullback<T>(stream, p);
 }
 
 template <class Problem>
@@ -154,6 +159,7 @@ NB_MODULE(_cuda, m) {
     d["cho_solve"] = capsule(handler<ChoSolveProblem>);
     d["solve_pos"] = capsule(handler<SolvePosProblem>);
     d["residual"] = capsule(handler<ResidualProblem>);
+    d["cholesky_pullback"] = capsule(handler<CholeskyPullbackProblem>);
     return d;
   });
   // (operation, dtype (float16: either format of 16 bits), kernel, smallest n, largest n, compute

@@ -4,7 +4,9 @@ Run it with the oldest supported jax, whose format every later one reads, once p
 """
 
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -23,14 +25,23 @@ ROWS = [
     *ops.SOLVE_POS,
     ops.REFINED[0],
 ]
+GRADIENTS = [ops.BY_NAME["cholesky-lower-mean"], ops.BY_NAME["cholesky-upper-triangle"]]
 DTYPES = ("float32", "complex128")
+
+
+def programs() -> Iterator[tuple[str, ops.Op, Callable[..., Any]]]:
+    """Name of each program, the row of its operands, and what it computes."""
+    for op in ROWS:
+        yield op.name, op, op.with_info if op in ops.FACTORING else op
+    for op in GRADIENTS:
+        yield f"gradient-{op.name}", op, ops.gradient(op)
 
 
 def main() -> None:
     """Writes one file per operation and dtype into a folder named after the version."""
     folder = Path(__file__).parent / jb.__version__
     folder.mkdir(exist_ok=True)
-    for op in ROWS:
+    for name, op, call in programs():
         for dtype in DTYPES:
             scope = jax.export.SymbolicScope()
             shapes = [
@@ -41,11 +52,11 @@ def main() -> None:
                 for x in op.operands(dtype, n=6, nrhs=3)
             ]
             exported = jax.export.export(
-                jax.jit(op.with_info if op in ops.FACTORING else op),
+                jax.jit(call),
                 platforms=("cpu", "cuda"),
                 disabled_checks=jb.export_disabled_checks(),
             )(*shapes)
-            (folder / f"{op.name}-{dtype}.jaxexport").write_bytes(exported.serialize())
+            (folder / f"{name}-{dtype}.jaxexport").write_bytes(exported.serialize())
 
 
 if __name__ == "__main__":
