@@ -15,8 +15,10 @@ import numpy as np
 jax.config.update("jax_enable_x64", True)
 
 import ops  # noqa: E402
+import test_cholesky_pullback as test_pullback  # noqa: E402
 import test_residual  # noqa: E402
 
+from jax_batched.cholesky_pullback import cholesky_pullback_op  # noqa: E402
 from jax_batched.residual import residual_op  # noqa: E402
 
 SIZES = {
@@ -31,6 +33,7 @@ SIZES = {
     "": (8, 13, 31, 65, 96, 100, 300),
 }
 
+PULLBACK_SIZES = (1, 3, 8, 13, 16, 31, 32, 33, 50, 64, 77)
 RESIDUAL_SIZES = (1, 7, 8, 17, 31, 33, 65, 130, 257)
 
 
@@ -47,18 +50,32 @@ def check_residual(dtype: str, batch: int) -> int:
     return calls
 
 
+def check_pullback(dtype: str, batch: int) -> int:
+    """Every kernel of the pullback; the number of calls."""
+    for flags in test_pullback.FLAGS:
+        for n in PULLBACK_SIZES:
+            arrays = test_pullback.operands(dtype, n, (batch,), **flags)
+            (result,) = cholesky_pullback_op(*arrays, **flags)
+            test_pullback.check(result, *arrays, flags)
+    return len(test_pullback.FLAGS) * len(PULLBACK_SIZES)
+
+
+# Operations that have tests of their own, not a row of the table.
+OTHERS = {"residual": check_residual, "cholesky_pullback": check_pullback}
+
+
 def main() -> None:
     """Runs the kernels and checks every matrix of every result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=37)
     parser.add_argument("--dtype", nargs="+", default=list(ops.DTYPES))
-    parser.add_argument("--op", nargs="+", default=[*(op.name for op in ops.ONE_EACH), "residual"])
+    parser.add_argument("--op", nargs="+", default=[*(op.name for op in ops.ONE_EACH), *OTHERS])
     parser.add_argument("--large", action="store_true", help="also 262,144 matrices 16x16 and 2x2")
     arguments = parser.parse_args()
-    if "residual" in arguments.op:
+    for name in filter(OTHERS.get, arguments.op):
         for dtype in arguments.dtype:
-            print("residual", dtype, check_residual(dtype, arguments.batch), "calls", flush=True)
-    for op in (ops.BY_NAME[name] for name in arguments.op if name != "residual"):
+            print(name, dtype, OTHERS[name](dtype, arguments.batch), "calls", flush=True)
+    for op in (ops.BY_NAME[name] for name in arguments.op if name not in OTHERS):
         for dtype in arguments.dtype:
             calls = 0
             for kernel, sizes in SIZES.items():
