@@ -181,7 +181,7 @@ def verify(
             np.asarray(x, np.result_type(x, np.float64))
             for x in (*known, impl.sample(output, index))
         ]
-        ratio = op.ratio(float(jnp.finfo(dtype).eps), *wide)
+        ratio = op.ratio(float(jnp.finfo(dtype).eps), *wide)  # type: ignore[no-untyped-call]
         if not np.all(ratio <= MAX_RATIO):
             bad = int(np.argmin(ratio <= MAX_RATIO))
             raise WrongResultError(

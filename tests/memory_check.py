@@ -50,6 +50,12 @@ def check_residual(dtype: str, batch: int) -> int:
     return calls
 
 
+def operands(op: ops.Op, dtype: str, batch: int, n: int, nrhs: int) -> tuple[np.ndarray, ...]:
+    """Operands of a dtype, also of one of 16 bits."""
+    made = op.operands("float32" if dtype in ops.STORED else dtype, batch=(batch,), n=n, nrhs=nrhs)
+    return tuple(x.astype(dtype) for x in made)
+
+
 def check_pullback(dtype: str, batch: int) -> int:
     """Every kernel of the pullback; the number of calls."""
     for flags in test_pullback.FLAGS:
@@ -68,12 +74,12 @@ def main() -> None:
     """Runs the kernels and checks every matrix of every result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=37)
-    parser.add_argument("--dtype", nargs="+", default=list(ops.DTYPES))
+    parser.add_argument("--dtype", nargs="+", default=[*ops.DTYPES, *ops.STORED])
     parser.add_argument("--op", nargs="+", default=[*(op.name for op in ops.ONE_EACH), *OTHERS])
     parser.add_argument("--large", action="store_true", help="also 262,144 matrices 16x16 and 2x2")
     arguments = parser.parse_args()
     for name in filter(OTHERS.get, arguments.op):
-        for dtype in arguments.dtype:
+        for dtype in filter(ops.DTYPES.__contains__, arguments.dtype):
             print(name, dtype, OTHERS[name](dtype, arguments.batch), "calls", flush=True)
     for op in (ops.BY_NAME[name] for name in arguments.op if name not in OTHERS):
         for dtype in arguments.dtype:
@@ -81,15 +87,15 @@ def main() -> None:
             for kernel, sizes in SIZES.items():
                 served = [n for n in sizes if ops.serves(op, kernel, dtype, n)]
                 cases = [
-                    op.operands(dtype, batch=(arguments.batch if n <= 100 else 3,), n=n, nrhs=nrhs)
+                    operands(op, dtype, arguments.batch if n <= 100 else 3, n, nrhs)
                     for n in served
                     for nrhs in ((1,) if op.factors else (1, 5))
                 ]
                 if not cases:
                     continue
                 results = ops.on_each(op, cases, kernel)
-                for operands, result in zip(cases, results, strict=True):
-                    op.check(operands, result)
+                for case, result in zip(cases, results, strict=True):
+                    op.check(case, result)
                 calls += len(cases)
             print(op.name, dtype, calls, "calls", flush=True)
     if arguments.large:

@@ -189,6 +189,19 @@ def test_every_gpu_has_a_kernel_for_every_call(capability):
                             assert kernel in tune.candidates(kind, n, _ffi.cuda_tiers())
 
 
+@pytest.mark.parametrize("capability", [75, 80, 90, 120])
+def test_every_gpu_has_a_kernel_for_16_bit_elements(capability):
+    needs_cuda_module()
+    chosen = _ffi.native_module("cuda").chosen_kernel
+    for operation in ("cholesky", "solve_pos"):
+        kind = Kind(capability, operation, False, "float16")
+        for n in range(1, 200):
+            if _ffi.serves_stored("cuda", operation, n):
+                served = tune.candidates(kind, n, _ffi.cuda_tiers())
+                for dtype in ("float16", "bfloat16"):
+                    assert chosen(operation, dtype, n, 1, False, capability) in served
+
+
 LOOK_UP = """
 #include "ffi/cuda/tuning.h"
 #include "ffi/cuda/tiers.h"
