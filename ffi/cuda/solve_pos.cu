@@ -34,6 +34,16 @@ cudaError_t launch_rows(cudaStream_t stream, const SolvePosArguments<T>& args) {
       solve_pos_rows_shared_bytes<T, kSlots, kLanes, kWarps>(), args);
 }
 
+template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
+cudaError_t launch_left(cudaStream_t stream, const SolvePosArguments<double>& args) {
+  using Factor = LeftFactor<kWorkers, kRhsPlace>;
+  return launch<solve_pos_left_kernel<kWorkers, kRhsPlace, kProducts, kMinBlocks>>(
+      stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+}
+
+// Up to this n the way back of one right-hand side in "left" is faster as products.
+inline constexpr int kMaxLeftProductsN = 88;
+
 template <class T>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -54,11 +64,19 @@ struct TierLauncher {
         return launch_rows<T, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
       }
       return launch_rows<T, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
+    } else if constexpr (kTier.kernel == "beside") {
+      constexpr int kWorkers = kTier.warps - 2;
+      static_assert(kTier.max_n <= LeftFactor<kWorkers, RhsPlace::kWarp>::kMaxN);
+      return launch_left<kWorkers, RhsPlace::kWarp, true, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "left") {
-      using Factor = LeftFactor<kTier.warps - 1, true>;
-      static_assert(kTier.max_n <= Factor::kMaxN);
-      return launch<solve_pos_left_kernel<kTier.warps - 1, kMinBlocks>>(
-          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+      constexpr int kWorkers = kTier.warps - 1;
+      static_assert(kTier.max_n <= LeftFactor<kWorkers, RhsPlace::kRowTile>::kMaxN);
+      if constexpr (kTier.max_n > kMaxLeftProductsN) {
+        if (args.nrhs == 1) {
+          return launch_left<kWorkers, RhsPlace::kRowTile, false, kMinBlocks>(stream, args);
+        }
+      }
+      return launch_left<kWorkers, RhsPlace::kRowTile, true, kMinBlocks>(stream, args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
@@ -69,15 +87,20 @@ struct TierLauncher {
               solve_pos_tiles_shared_bytes<T, kTiles>(), args);
         }
       }
-      // Complex kernels are larger and slower to compile: one for all sizes of a tier.
-      if constexpr (!kIsComplex<T>) {
-        if (args.n == 8 * kTiles) {
-          return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
-                             kMinBlocks>(stream, args);
+      if constexpr (std::is_same_v<T, double>) {
+        return launch<solve_pos_resident_kernel<kTiles>>(
+            stream, args.batch, 1, 32, ResidentFactor<kTiles>::kSharedBytes, args);
+      } else {
+        // Complex kernels are larger and slower to compile: one for all sizes of a tier.
+        if constexpr (!kIsComplex<T>) {
+          if (args.n == 8 * kTiles) {
+            return launch_warp<T, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
+                               kMinBlocks>(stream, args);
+          }
         }
+        return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
+            stream, args);
       }
-      return launch_warp<T, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
-          stream, args);
     }
   }
 };
