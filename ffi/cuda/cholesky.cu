@@ -83,7 +83,7 @@ struct TierLauncher {
           stream, args.batch, kTier.warps, 32 * kTier.warps,
           cholesky_halves_shared_bytes<kTiles, kTier.warps>(), args);
     } else if constexpr (kTier.kernel == "left") {
-      using Factor = LeftFactor<kTier.warps - 1, false>;
+      using Factor = LeftFactor<kTier.warps - 1, RhsPlace::kNone>;
       static_assert(kTier.max_n <= Factor::kMaxN);
       return launch<cholesky_left_kernel<kTier.warps - 1, kMinBlocks>>(
           stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);

@@ -336,13 +336,14 @@ constexpr size_t cholesky_rows_shared_bytes() {
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).
 template <int kWorkers, int kMinBlocks>
-__global__ void __launch_bounds__((LeftFactor<kWorkers, false>::kThreads), kMinBlocks)
+__global__ void __launch_bounds__((LeftFactor<kWorkers, RhsPlace::kNone>::kThreads), kMinBlocks)
     cholesky_left_kernel(const CholeskyArguments<double> args) {
-  using Factor = LeftFactor<kWorkers, false>;
+  using Factor = LeftFactor<kWorkers, RhsPlace::kNone>;
   const Factor matrix(dynamic_shared, args.n);
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * args.n * args.n;
   double* l = args.l + offset;
-  const int info = matrix.factor(args.a + offset, args.upper, args.symmetrize, nullptr, 0,
+  typename Factor::RightHandSides none;
+  const int info = matrix.factor(args.a + offset, args.upper, args.symmetrize, nullptr, 0, none,
                                  [&](int p) { matrix.store_rows(l, args.upper, p); });
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) {

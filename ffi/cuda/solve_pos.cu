@@ -48,6 +48,16 @@ cudaError_t launch_stored_rows(cudaStream_t stream, const SolvePosArguments<S>& 
       solve_pos_stored_rows_shared_bytes<S, kSlots, kLanes, kExact, kWarps>(), args);
 }
 
+template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
+cudaError_t launch_left(cudaStream_t stream, const SolvePosArguments<double>& args) {
+  using Factor = LeftFactor<kWorkers, kRhsPlace>;
+  return launch<solve_pos_left_kernel<kWorkers, kRhsPlace, kProducts, kMinBlocks>>(
+      stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+}
+
+// Up to this n the way back of one right-hand side in "left" is faster as products.
+inline constexpr int kMaxLeftProductsN = 88;
+
 template <class S>
 struct TierLauncher {
   static constexpr const auto& kTable = kSolvePosTiers;
@@ -75,11 +85,19 @@ struct TierLauncher {
       } else {
         return launch_rows<S, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
       }
+    } else if constexpr (kTier.kernel == "beside") {
+      constexpr int kWorkers = kTier.warps - 2;
+      static_assert(kTier.max_n <= LeftFactor<kWorkers, RhsPlace::kWarp>::kMaxN);
+      return launch_left<kWorkers, RhsPlace::kWarp, true, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "left") {
-      using Factor = LeftFactor<kTier.warps - 1, true>;
-      static_assert(kTier.max_n <= Factor::kMaxN);
-      return launch<solve_pos_left_kernel<kTier.warps - 1, kMinBlocks>>(
-          stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
+      constexpr int kWorkers = kTier.warps - 1;
+      static_assert(kTier.max_n <= LeftFactor<kWorkers, RhsPlace::kRowTile>::kMaxN);
+      if constexpr (kTier.max_n > kMaxLeftProductsN) {
+        if (args.nrhs == 1) {
+          return launch_left<kWorkers, RhsPlace::kRowTile, false, kMinBlocks>(stream, args);
+        }
+      }
+      return launch_left<kWorkers, RhsPlace::kRowTile, true, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
@@ -96,11 +114,14 @@ struct TierLauncher {
               solve_pos_tiles_shared_bytes<S, kTiles>(), args);
         }
       }
-      // With several right-hand sides the substitutions count; beyond 12 tiles solve_pos is factor
-      // and solve then.
-      if constexpr (kTiles > 12) {
+      if constexpr (std::is_same_v<S, double>) {
+        return launch<solve_pos_resident_kernel<kTiles>>(
+            stream, args.batch, 1, 32, ResidentFactor<kTiles>::kSharedBytes, args);
+      } else if constexpr (kTiles > 12) {
         return one_by_one<kTier.warps, kMinBlocks, kTiles>();
       } else {
+        // With several right-hand sides the substitutions count; beyond 12 tiles solve_pos is
+        // factor and solve then.
         if constexpr (kTiles > 8) {
           if (args.nrhs == 1) return one_by_one<kTier.warps, kMinBlocks, kTiles>();
         }

@@ -13,6 +13,7 @@
 #include "ffi/cuda/tile/halves.cuh"
 #include "ffi/cuda/tile/left.cuh"
 #include "ffi/cuda/tile/panel.cuh"
+#include "ffi/cuda/tile/resident.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
@@ -798,43 +799,81 @@ constexpr size_t solve_pos_halves_shared_bytes() {
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh). Eight
-// right-hand sides ride along as rows of the matrix; the others, and the backward substitution of
-// all, are one warp's each.
-template <int kWorkers, int kMinBlocks>
-__global__ void __launch_bounds__((LeftFactor<kWorkers, true>::kThreads), kMinBlocks)
+// right-hand sides go forward with the factorization and back in one warp; of more, each eight are
+// a warp's afterwards. kProducts: on the tensor cores; if not, there is one right-hand side.
+template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
+__global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), kMinBlocks)
     solve_pos_left_kernel(const SolvePosArguments<double> args) {
-  using Factor = LeftFactor<kWorkers, true>;
+  using Factor = LeftFactor<kWorkers, kRhsPlace>;
+  static_assert(kProducts || Factor::kRowTile);
   const Factor matrix(dynamic_shared, args.n);
   const int64_t entry = blockIdx.x;
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
   const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
   double* x = args.x + entry * n * nrhs;
+  typename Factor::RightHandSides y;
   const int info = matrix.factor(args.a + matrix_index(args.a_map, entry) * n * n, args.upper,
-                                 false, b, nrhs, [](int) {});
+                                 false, b, nrhs, y, [](int) {});
   if (threadIdx.x == 0) args.info[entry] = info;
-  const int lane = threadIdx.x % 32;
-#pragma unroll 1
-  for (int64_t c = matrix.worker; c < nrhs; c += Factor::kWarps) {
+  if constexpr (!kProducts) {
+    if (matrix.worker > 0) return;
+    const int lane = threadIdx.x % 32;
     double z[Factor::kSlots];
 #pragma unroll
     for (int s = 0; s < Factor::kSlots; ++s) {
       const int i = 32 * s + lane;
-      z[s] = 0;
-      if (i >= n) continue;
-      if (c < 8) {
-        z[s] = matrix.tile(matrix.tiles, i / 8)[Factor::at(static_cast<int>(c), i % 8)];
-      } else {
-        z[s] = b[i * nrhs + c];
-      }
+      z[s] = i < n ? matrix.tile(matrix.tiles, i / 8)[Factor::at(0, i % 8)] : 0;
     }
-    if (c >= 8) matrix.template substitute<false>(z);
-    matrix.template substitute<true>(z);
+    matrix.substitute_back(z);
 #pragma unroll
     for (int s = 0; s < Factor::kSlots; ++s) {
       const int i = 32 * s + lane;
-      if (i < n) x[i * nrhs + c] = info ? quiet_nan<double>() : z[s];
+      if (i < n) x[i] = info ? quiet_nan<double>() : z[s];
     }
+    return;
+  }
+  // The last warp has the first eight.
+  int64_t c = Factor::kRhs * int64_t{(matrix.worker + 1) % Factor::kWarps};
+  bool forward = c == 0;
+#pragma unroll 1
+  for (; c < nrhs; c += Factor::kRhs * Factor::kWarps) {
+    if (!forward) {
+      Factor::load_rhs(y, b, n, nrhs, c);
+      matrix.solve_forward(y, [] {});
+    }
+    matrix.solve_backward(y);
+    Factor::store_solution(y, x, n, nrhs, c, info != 0);
+    forward = false;
+  }
+}
+
+// One warp per matrix, in its registers (resident.cuh).
+template <int kTiles>
+__global__ void __launch_bounds__(32)
+    solve_pos_resident_kernel(const SolvePosArguments<double> args) {
+  using Factor = ResidentFactor<kTiles>;
+  const int64_t entry = blockIdx.x;
+  const int n = args.n;
+  const int64_t nrhs = args.nrhs;
+  const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
+  double* x = args.x + entry * n * nrhs;
+  Factor matrix(dynamic_shared);
+  matrix.load_matrix(args.a + matrix_index(args.a_map, entry) * n * n, n, args.upper);
+  Factor::load_rhs(matrix.y, b, n, nrhs, 0);
+  matrix.factor();
+  if (threadIdx.x == 0) args.info[entry] = matrix.failed;
+  matrix.transpose();
+  matrix.solve_backward();
+  Factor::store_solution(matrix.y, x, n, nrhs, 0, matrix.failed != 0);
+#pragma unroll 1
+  for (int64_t c = Factor::kRhs; c < nrhs; c += Factor::kRhs) {
+    Factor::load_rhs(matrix.y, b, n, nrhs, c);
+    matrix.transpose();
+    matrix.solve_forward();
+    matrix.transpose();
+    matrix.solve_backward();
+    Factor::store_solution(matrix.y, x, n, nrhs, c, matrix.failed != 0);
   }
 }
 

@@ -22,7 +22,8 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp"), "halves", "left" or
+  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp" or, of doubles,
+  // "resident"), "resident", "halves", "left" (with right-hand sides in a warp: "beside") or
   // "block". Those of dtype kFloat16 are of 16-bit elements in either format.
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
@@ -182,11 +183,14 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 25, 32, "rows", 4, false, 1, 0},
     {DType::kFloat64, 33, 40, "tiles", 1, false, 1, 0},
     {DType::kFloat64, 41, 48, "tiles", 1, false, 1, 0},
-    {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 57, 64, "warp", 1, false, 1, 0},
-    {DType::kFloat64, 65, 88, "left", 1, false, 4, 5},
-    {DType::kFloat64, 89, 120, "left", 1, false, 5, 4},
-    {DType::kFloat64, 121, 144, "left", 1, false, 6, 2},
+    {DType::kFloat64, 49, 56, "resident", 1, false, 1, 0},
+    {DType::kFloat64, 57, 64, "resident", 1, false, 1, 0},
+    {DType::kFloat64, 65, 72, "resident", 1, false, 1, 0},
+    {DType::kFloat64, 73, 88, "left", 1, false, 4, 5},
+    {DType::kFloat64, 89, 96, "beside", 1, false, 5, 4},
+    {DType::kFloat64, 97, 120, "left", 1, false, 5, 4},
+    {DType::kFloat64, 121, 128, "beside", 1, false, 6, 3},
+    {DType::kFloat64, 129, 144, "left", 1, false, 6, 2},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
     {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},

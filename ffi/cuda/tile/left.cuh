@@ -14,8 +14,9 @@
 // A worker owns pairs of row tiles, dealt out in turn, and keeps the S of its rows in registers.
 // So there is one barrier per panel, and only the blocks' factors are on the critical path.
 //
-// A right-hand side is one more row of A, which gives y = L^-1 b: up to 8 of them are one more
-// row tile.
+// Up to 8 right-hand sides are one more row tile of A, which gives Y = (L^-1 B)^T; or one more warp
+// takes them along in registers, a step behind the factorization. The first needs no warp, the
+// second less shared memory.
 #pragma once
 
 #include <cstdint>
@@ -23,51 +24,52 @@
 #include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/panel.cuh"
+#include "ffi/cuda/tile/pivot_block.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
 
 namespace jax_batched::cuda {
 
-// kWorkers warps with two pairs of row tiles each, and one for the chain. With kSolve the last row
-// tile holds right-hand sides, and -L_pp^-1 takes the place of L_pp.
-template <int kWorkers, bool kSolve>
-struct LeftFactor {
-  // Of a tile, lane (g = lane / 4, t = lane % 4) holds columns 2t and 2t + 1 of row g.
-  using Values = double[2];
+// Where the right-hand sides of a solve are while the matrix is factored.
+enum class RhsPlace { kNone, kRowTile, kWarp };
 
+// kWorkers warps with two pairs of row tiles each, one for the chain, and with RhsPlace::kWarp one
+// for the right-hand sides. In a solve -L_pp^-1 takes the place of L_pp.
+template <int kWorkers, RhsPlace kRhsPlace>
+struct LeftFactor : PivotBlock {
+  static constexpr bool kSolve = kRhsPlace != RhsPlace::kNone;
+  static constexpr bool kRowTile = kRhsPlace == RhsPlace::kRowTile;
+  static constexpr bool kRhsWarp = kRhsPlace == RhsPlace::kWarp;
   static constexpr int kPairs = 2;
-  static constexpr int kWarps = kWorkers + 1;
+  static constexpr int kWarps = kWorkers + (kRhsWarp ? 2 : 1);
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kMaxTiles = 2 * kWorkers * kPairs - (kSolve ? 1 : 0);  // of A
+  static constexpr int kMaxTiles = 2 * kWorkers * kPairs - (kRowTile ? 1 : 0);  // of A
   static constexpr int kMaxN = 8 * kMaxTiles;
-  static constexpr int kTile = 64;
-  // After the tiles of L: S(p + 1, p), S(p + 1, p + 1) and -L_pp^-1, two of each in turn.
-  static constexpr int kExtraTiles = 6;
+  // After the tiles of L: S(p + 1, p), S(p + 1, p + 1) and, if not in place, -L_pp^-1, two of each
+  // in turn.
+  static constexpr int kExtraTiles = kSolve ? 4 : 6;
 
   static constexpr size_t shared_bytes(int n) {
-    const int rows = ceil_div(n, 8) + (kSolve ? 1 : 0);
+    const int rows = ceil_div(n, 8) + (kRowTile ? 1 : 0);
     return (rows * (rows + 1) / 2 + kExtraTiles) * kTile * sizeof(double) + sizeof(int);
   }
 
+  using RightHandSides = Values[kMaxTiles];
+
   double* shared;
   int n, tiles, rows;
-  int worker;  // kWorkers: the chain
+  int worker;  // kWorkers: the chain; kWorkers + 1: right-hand sides
 
   __device__ __forceinline__ LeftFactor(void* memory, int size)
       : shared(static_cast<double*>(memory)),
         n(size),
         tiles(ceil_div(size, 8)),
-        rows(tiles + (kSolve ? 1 : 0)) {
+        rows(tiles + (kRowTile ? 1 : 0)) {
     // The chains of neighbouring blocks on different schedulers. The shuffle tells the compiler
     // that a warp has one role.
     const int turn = static_cast<int>(blockIdx.x * 0x9e3779b1u >> 16);
     worker = shuffle((static_cast<int>(threadIdx.x) / 32 + turn) % kWarps, 0);
   }
 
-  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
-  // Where entry (r, c) of a tile lies: even columns first, so that a lane's two values, as the
-  // registers of an operand want them, are at lane and lane + 32. No access here has bank
-  // conflicts.
-  static __device__ __forceinline__ int at(int r, int c) { return c % 2 * 32 + r * 4 + c / 2; }
   __device__ __forceinline__ double* tile(int i, int j) const {
     return shared + (i * (i + 1) / 2 + j) * kTile;
   }
@@ -81,25 +83,13 @@ struct LeftFactor {
     return reinterpret_cast<int*>(extra(kExtraTiles));
   }
 
-  static __device__ __forceinline__ void load(Values& v, const double* tile) {
-    v[0] = tile[lane()];
-    v[1] = tile[lane() + 32];
-  }
-  static __device__ __forceinline__ void store(double* tile, const Values& v) {
-    tile[lane()] = v[0];
-    tile[lane() + 32] = v[1];
-  }
-
-  // c += a b^T, for a pair of tiles and for one.
-  static __device__ __forceinline__ void multiply_add(Values (&c)[2], const Values& a0,
-                                                      const Values& a1, const Values& b) {
-    add_product(c, {{a0[0], a0[1]}, {a1[0], a1[1]}}, {b[0], b[1]});
-  }
-  static __device__ __forceinline__ void multiply_add(Values& c, const Values& a, const Values& b) {
+  // c += a b^T by one instruction, half of whose result nobody needs: less latency than two.
+  static __device__ __forceinline__ void multiply_add_padded(Values& c, const Values& a,
+                                                             const Values& b) {
+    const Values zero = {0, 0};
     Values both[2] = {{c[0], c[1]}, {0, 0}};
-    add_product(both, {{a[0], a[1]}, {0, 0}}, {b[0], b[1]});
-    c[0] = both[0][0];
-    c[1] = both[0][1];
+    multiply_add(both, a, zero, b);
+    assign(c, both[0]);
   }
 
   // First row tile of pair k of this worker.
@@ -186,59 +176,10 @@ struct LeftFactor {
     }
   }
 
-  // L and -L^-1 of the block `a` (its lower triangle): first
-  //   a_ij -= a_ik (a_jk / d_k),   w_i -= (a_ik / d_k) w_k   for i, j > k,
-  // with d_k the pivots and w_i the rows of the inverse, then the scaling of columns and rows by
-  // 1 / sqrt(d_k): one root instead of eight, and only reciprocals in the chain. Every lane
-  // computes the next pivot itself. Returns whether all pivots are of normal magnitude; else the
-  // result is of no use.
-  static __device__ __forceinline__ bool factor_plain(Values& a, Values& w) {
-    const int r = lane() / 4, q = lane() % 4;
-    w[0] = r == 2 * q;
-    w[1] = r == 2 * q + 1;
-    double d = shuffle(a[0], 0);
-#pragma unroll
-    for (int k = 0; k < 7; ++k) {
-      const double column = a[k % 2];  // lane 4i + k / 2 holds a_ik
-      const double own = shuffle(column, 4 * r + k / 2);
-      const double below = shuffle(column, 4 * (k + 1) + k / 2);
-      const double corner = shuffle(a[(k + 1) % 2], 4 * (k + 1) + (k + 1) / 2);
-      const double w0 = shuffle(w[0], 4 * k + q), w1 = shuffle(w[1], 4 * k + q);
-      const double across1 = shuffle(column, 8 * q + 4 + k / 2);
-      const double inverse = reciprocal(d);
-      d = fma(-below, below * inverse, corner);
-      if (k < 6) {
-        const double across0 = shuffle(column, 8 * q + k / 2);
-        a[0] = 2 * q > k ? fma(-own, across0 * inverse, a[0]) : a[0];
-      }
-      a[1] = 2 * q + 1 > k ? fma(-own, across1 * inverse, a[1]) : a[1];
-      const double factor = r > k ? own * inverse : 0;
-      w[0] = fma(-factor, w0, w[0]);
-      w[1] = fma(-factor, w1, w[1]);
-    }
-    // The pivot of row r, its root, and the reciprocal roots of this lane's columns.
-    const double even = shuffle(a[0], 4 * r + r / 2), odd = shuffle(a[1], 4 * r + r / 2);
-    const double pivot = r % 2 == 0 ? even : odd;
-    const auto root = pivot_root_in_range(pivot);
-    const double scale0 = shuffle(root.inverse, 8 * q), scale1 = shuffle(root.inverse, 8 * q + 4);
-    a[0] = r > 2 * q ? a[0] * scale0 : r == 2 * q ? root.root : 0;
-    a[1] = r > 2 * q + 1 ? a[1] * scale1 : r == 2 * q + 1 ? root.root : 0;
-    w[0] *= -root.inverse;
-    w[1] *= -root.inverse;
-    return __all_sync(kFullWarp, pivot >= 0x1p-500 && pivot <= 0x1p1000);
-  }
-
-  // 1 / d for d of normal magnitude, to about an ulp.
-  static __device__ __forceinline__ double reciprocal(double d) {
-    double y;
-    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(d));
-    const double e = fma(-d, y, 1.0);
-    return fma(y, fma(e, e, e), y);
-  }
-
-  // The same for any pivots: rare. Lanes 0..7 hold the rows of the block, lanes 8..15 those of the
-  // identity below it, which the same steps turn into those of L^-T. `scratch` is a tile of this
-  // warp. Returns the number of the first failed pivot, 1..8, or 0.
+  // What PivotBlock::factor_plain does, for any pivots: rare. Lanes 0..7 hold the rows of the
+  // block, lanes 8..15 those of the identity below it, which the same steps turn into those of
+  // L^-T. `scratch` is a tile of this warp. Returns the number of the first failed pivot, 1..8, or
+  // 0.
   static __device__ __noinline__ int factor_any(double* scratch, double* inverse) {
     using Block = Panel<double, 1, 1>;
     const int r = lane();
@@ -266,8 +207,8 @@ struct LeftFactor {
     if (p >= 0) {
       Values s, x = {0, 0};
       load(s, next_column(p + 1));
-      multiply_add(x, s, w);
-      multiply_add(d, x, x);
+      multiply_add_padded(x, s, w);
+      multiply_add_padded(d, x, x);
     }
     d[0] = -d[0];
     d[1] = -d[1];
@@ -332,7 +273,7 @@ struct LeftFactor {
     if (p + 1 < tiles) {
       Values above;
       load(above, next_column(p + 1));
-      multiply_add(x, above, inverse);
+      multiply_add_padded(x, above, inverse);
     }
 #pragma unroll
     for (int k = 0; k < kPairs; ++k) {
@@ -382,7 +323,7 @@ struct LeftFactor {
         if (p >= 0) {
           Values l;
           load(l, tile(c, p));
-          multiply_add(d, l, l);
+          multiply_add_padded(d, l, l);
         }
         store(next_diagonal(c), d);
       }
@@ -390,10 +331,12 @@ struct LeftFactor {
   }
 
   // Factors the matrix at `a`; kSolve: with right-hand sides at `b`. Calls flush(p) in each warp
-  // when row tile p and block column p of L are complete. Returns info, in every thread.
+  // when row tile p and block column p of L are complete. Returns info, in every thread; in `y`
+  // the last warp, number kWarps - 1, finds Y of the first 8 right-hand sides.
   template <class Flush>
   __device__ __forceinline__ int factor(const double* a, bool upper, bool symmetrize,
-                                        const double* b, int64_t nrhs, Flush&& flush) const {
+                                        const double* b, int64_t nrhs, RightHandSides& y,
+                                        Flush&& flush) const {
     const int early = ceil_div(tiles, 4);  // columns of tiles that are waited for first
     int failed = 0;
     if (worker == kWorkers) {
@@ -411,6 +354,19 @@ struct LeftFactor {
         __syncthreads();
       }
       flush(tiles - 1);
+      if (kRowTile) {
+#pragma unroll
+        for (int p = 0; p < kMaxTiles; ++p) {
+          if (p < tiles) load(y[p], tile(tiles, p));
+        }
+      }
+      return *info();
+    }
+    if (kRhsWarp && worker == kWorkers + 1) {
+      load_rhs(y, b, n, nrhs, 0);
+      __syncthreads();
+      solve_forward(y, [] { __syncthreads(); });
+      __syncthreads();
       return *info();
     }
 #pragma unroll 1
@@ -422,7 +378,7 @@ struct LeftFactor {
           start_copy(a, upper, i, group == 0 ? 0 : early, group == 0 ? early : tiles);
         } else if (i < tiles && group == 0) {
           load_mean(a, i);
-        } else if (kSolve && i == tiles && group == 0) {
+        } else if (kRowTile && i == tiles && group == 0) {
           copy_rhs(b, nrhs);
         }
       }
@@ -501,23 +457,62 @@ struct LeftFactor {
     }
   }
 
-  // z = L^-1 z, or L^-T z if kBackward, by one warp: entry 32 s + lane is z[s]. Each block is
-  // solved with its inverse, and taken out of the entries that follow.
+  // 8 right-hand sides in the registers of one warp, as in resident.cuh: S, then Y, then -X.
+  // S -> Y by  Y_p = S_p V^T,  S_i += Y_p L_ip^T,  with V = -L_pp^-1. enter() is called before step
+  // p, which reads columns before p of L and V of block p.
+  template <class Enter>
+  __device__ __forceinline__ void solve_forward(RightHandSides& y, Enter&& enter) const {
+#pragma unroll
+    for (int p = 0; p < kMaxTiles; ++p) {
+      if (p >= tiles) continue;
+      enter();
+#pragma unroll
+      for (int i = p; i < kMaxTiles; ++i) {
+        if (p == 0 || i >= tiles) continue;
+        Values l;
+        load(l, tile(i, p - 1));
+        multiply_add(y[i], y[p - 1], l);
+      }
+      Values v, own = {0, 0};
+      load(v, minus_inverse(p));
+      multiply_add(own, y[p], v);
+      assign(y[p], own);
+    }
+  }
+  // Y -> -X by  X_p = -Z_p V,  Z_j -= X_p L_pj,  Z = Y at first.
+  __device__ __forceinline__ void solve_backward(RightHandSides& y) const {
+#pragma unroll
+    for (int p = kMaxTiles - 1; p >= 0; --p) {
+      if (p >= tiles) continue;
+      Values v, own = {0, 0};
+      load_transposed(v, minus_inverse(p));
+      multiply_add(own, y[p], v);
+      assign(y[p], own);
+#pragma unroll
+      for (int j = p - 1; j >= 0; --j) {
+        Values l;
+        load_transposed(l, tile(p, j));
+        multiply_add(y[j], y[p], l);
+      }
+    }
+  }
+
+  // z = L^-T z of one right-hand side, by one warp: entry 32 s + lane is z[s]. Each block is solved
+  // with its inverse, and taken out of the entries that follow. From 12 row tiles on this beats the
+  // products, which compute 8 right-hand sides.
   static constexpr int kSlots = ceil_div(kMaxN, 32);
-  template <bool kBackward>
-  __device__ __forceinline__ void substitute(double (&z)[kSlots]) const {
+  __device__ __forceinline__ void substitute_back(double (&z)[kSlots]) const {
     const int part = lane() / 8, r = lane() % 8;
     // Lanes take the 8 terms of a sum in different orders, against bank conflicts.
-    const int turn = kBackward ? part % 2 * 2 + r % 2 : (part % 2 * 2 + r / 4) * 2;
+    const int turn = part % 2 * 2 + r % 2;
     int offset[8];
 #pragma unroll
-    for (int k = 0; k < 8; ++k) offset[k] = kBackward ? at(k ^ turn, r) : at(r, k ^ turn);
+    for (int k = 0; k < 8; ++k) offset[k] = at(k ^ turn, r);
 #pragma unroll
-    for (int step = 0; step < kSlots; ++step) {
-      const int s = kBackward ? kSlots - 1 - step : step;
+    for (int s = kSlots - 1; s >= 0; --s) {
 #pragma unroll 1
-      for (int u = 0; u < 4; ++u) {
-        const int q = kBackward ? 3 - u : u, i = 4 * s + q;
+      for (int q = 3; q >= 0; --q) {
+        const int i = 4 * s + q;
         if (i >= tiles) continue;
         const double* inverse = minus_inverse(i);
         double y[8], sums[2] = {0, 0};
@@ -530,11 +525,10 @@ struct LeftFactor {
 #pragma unroll
         for (int k = 0; k < 8; ++k) y[k] = shuffle(own, k ^ turn);
 #pragma unroll
-        for (int other = 0; other < kSlots; ++other) {
-          if (kBackward ? other > s : other < s) continue;
+        for (int other = 0; other <= s; ++other) {
           const int j = 4 * other + part;
-          if (kBackward ? j >= i : j <= i || j >= tiles) continue;
-          const double* block = kBackward ? tile(i, j) : tile(j, i);
+          if (j >= i) continue;
+          const double* block = tile(i, j);
 #pragma unroll
           for (int k = 0; k < 8; ++k) z[other] = fma(-block[offset[k]], y[k], z[other]);
         }

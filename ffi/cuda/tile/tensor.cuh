@@ -50,6 +50,19 @@ __device__ __forceinline__ void add_product(double (&c)[2][2], const Pair<double
 #endif
 }
 
+// The same for one fragment, 8x8x8.
+__device__ __forceinline__ void add_product(double (&c)[2], Pair<double> a, Pair<double> b) {
+#if __CUDA_ARCH__ >= 800
+  multiply_add(c, a.a, b.a);
+  multiply_add(c, a.b, b.b);
+#else
+  double both[2][2] = {{c[0], c[1]}, {0, 0}};
+  add_product(both, {a, {0, 0}}, b);
+  c[0] = both[0][0];
+  c[1] = both[0][1];
+#endif
+}
+
 // c -= a b^T.
 __device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<double> (&a)[2],
                                                  Pair<double> b) {
