@@ -42,15 +42,17 @@ _CUDA_STORED_MAX_N = {"cholesky": 96, "solve_pos": 48}
 
 OPERATIONS = tuple(_MAX_N)
 
-# Largest n for which solve_pos is one kernel on CUDA rather than factor and solve: what the rows of
-# ffi/cuda/tiers.h that need no particular GPU cover, for a program may be lowered for another one.
-# (float64: a factor of 144 rows is what 99 KB of shared memory hold, the least since sm_80.)
-_CUDA_MAX_FUSED_N = {"float32": 128, "float64": 144, "complex64": 64, "complex128": 48}
-
-# Beyond this n, one kernel is faster up to so many right-hand sides; with more, factor and solve
-# are. (float32: more are so many factorizations. float64: the factor is in shared memory.)
-_CUDA_FUSED_ANY_NRHS_N = {"float32": 96, "float64": 64, "complex64": 64, "complex128": 48}
-_CUDA_MAX_FUSED_NRHS = {"float32": 1, "float64": 16, "complex64": 0, "complex128": 0}
+# Up to which n and how many right-hand sides (None: any number) solve_pos is one kernel on CUDA, where
+# factor and solve are not faster: what the rows of ffi/cuda/tiers.h that need no particular GPU
+# cover, for a program may be lowered for another one. (float32 beyond 96: more right-hand sides are
+# so many factorizations. float64 beyond 64: the factor is in shared memory, of which 144 rows fill
+# the 99 KB that every GPU since sm_80 has.)
+_CUDA_FUSED: dict[str, tuple[tuple[int, int | None], ...]] = {
+    "float32": ((96, None), (128, 1)),
+    "float64": ((64, None), (144, 16)),
+    "complex64": ((64, None),),
+    "complex128": ((48, None),),
+}
 
 # Largest n for which cholesky_pullback is one kernel rather than a product and two solves: on CUDA
 # what 99 KB of shared memory hold, the least since sm_80; on the CPU where it is faster in batches.
@@ -77,7 +79,7 @@ def max_fused_n(platform: Platform, dtype: Any) -> int:
     """Largest n for which solve_pos is one kernel rather than factor and solve."""
     if platform == "cpu":
         return max_n("solve_pos", dtype)
-    return _CUDA_MAX_FUSED_N[np.dtype(dtype).name]
+    return _CUDA_FUSED[np.dtype(dtype).name][-1][0]
 
 
 def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
@@ -89,9 +91,10 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
         return serves_stored(platform, "solve_pos", n, nrhs)
     if n > max_fused_n(platform, dtype):
         return False
-    if platform == "cpu" or n <= _CUDA_FUSED_ANY_NRHS_N[np.dtype(dtype).name]:
-        return True
-    return isinstance(nrhs, int) and nrhs <= _CUDA_MAX_FUSED_NRHS[np.dtype(dtype).name]
+    return platform == "cpu" or any(
+        n <= largest and (most is None or (isinstance(nrhs, int) and nrhs <= most))
+        for largest, most in _CUDA_FUSED[np.dtype(dtype).name]
+    )
 
 
 def max_pullback_n(platform: Platform, dtype: Any) -> int:
