@@ -42,11 +42,11 @@ _CUDA_STORED_MAX_N = {"cholesky": 96, "solve_pos": 48}
 
 OPERATIONS = tuple(_MAX_N)
 
-# Up to which n and how many right-hand sides (None: any number) solve_pos is one kernel on CUDA, where
-# factor and solve are not faster: what the rows of ffi/cuda/tiers.h that need no particular GPU
-# cover, for a program may be lowered for another one. (float32 beyond 96: more right-hand sides are
-# so many factorizations. float64 beyond 64: the factor is in shared memory, of which 144 rows fill
-# the 99 KB that every GPU since sm_80 has.)
+# Up to which n and how many right-hand sides (None: any number) solve_pos is one kernel on CUDA,
+# where factor and solve are not faster: what the rows of ffi/cuda/tiers.h that need no particular
+# GPU cover, for a program may be lowered for another one. (float32 beyond 96: more right-hand sides
+# are so many factorizations. float64 beyond 64: the factor is in shared memory, of which 144 rows
+# fill the 99 KB that every GPU since sm_80 has.)
 _CUDA_FUSED: dict[str, tuple[tuple[int, int | None], ...]] = {
     "float32": ((96, None), (128, 1)),
     "float64": ((64, None), (144, 16)),
