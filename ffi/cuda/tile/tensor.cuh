@@ -34,7 +34,7 @@ __device__ __forceinline__ void add_product(double (&c)[2][2], const Pair<double
   }
 #else
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
+#pragma unroll 1  // short code: the kernels hold hundreds of products
   for (int k = 0; k < 4; ++k) {  // columns 2k and 2k + 1
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
