@@ -1,4 +1,4 @@
-# The module `_cpu`. kernels.cc is compiled once per instruction set; the choice is made at load time.
+# The module `_cpu`. The kernels are compiled once per instruction set; the choice is made at load time.
 set(isa_baseline_flags "")
 set(isas baseline)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
@@ -13,7 +13,9 @@ endif()
 
 set(kernel_objects "")
 foreach(isa IN LISTS isas)
-  add_library(kernels_${isa} OBJECT ffi/cpu/kernels.cc)
+  add_library(kernels_${isa} OBJECT
+              ffi/cpu/kernels.cc ffi/cpu/cholesky.cc ffi/cpu/triangular_solve.cc
+              ffi/cpu/cho_solve.cc ffi/cpu/solve_pos.cc ffi/cpu/residual.cc)
   jax_batched_target(kernels_${isa})
   target_compile_definitions(kernels_${isa} PRIVATE JAX_BATCHED_ISA=${isa})
   # -ffp-contract=off: only the FMAs that the source writes. No errno, no traps: sqrt and selects

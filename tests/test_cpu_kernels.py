@@ -24,11 +24,11 @@ def on_cpu():
         yield
 
 
-def cases_of(op, dtype, sizes=SIZES, batch=BATCH):
+def cases_of(op, dtype, sizes=SIZES, batch=BATCH, nrhs=NRHS):
     """Each size with another number of right-hand sides; every third factorization fails."""
     cases = []
     for i, n in enumerate(sizes):
-        a, *b = op.operands(dtype, batch=(batch,), n=n, nrhs=NRHS[i % len(NRHS)], seed=n)
+        a, *b = op.operands(dtype, batch=(batch,), n=n, nrhs=nrhs[i % len(nrhs)], seed=n)
         if op.operation in ("cholesky", "solve_pos"):
             a[::3, n // 2, n // 2] = -1
         cases.append((a, *b))
@@ -53,6 +53,16 @@ def test_all_kernels_give_the_same_bits(op, dtype):
     )
     assert same(lanes, blocked)
     assert same(lanes, chosen)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_unrolled_kernels_give_the_same_bits(op, dtype):
+    """Sizes known at compile time, one right-hand side; groups with failures and without."""
+    cases = cases_of(op, dtype, range(1, 10), 67, nrhs=(1,))
+    cases += [tuple(np.delete(x, slice(None, None, 3), axis=0) for x in case) for case in cases]
+    lanes, blocked = (ops.on_each(call_of(op), cases, kernel) for kernel in ("lanes", "blocked"))
+    assert same(lanes, blocked)
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
@@ -103,6 +113,24 @@ for op in ops.WITH_KERNELS:
     run_with(isa, program.format(isa=isa))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_outputs_written_around_the_caches(isa):
+    """Those of every size, where the cache is said to be small."""
+    program = """
+import jax
+jax.config.update("jax_enable_x64", True)
+import ops, test_cpu_kernels as t
+for op in ops.WITH_KERNELS:
+    if op.operation != "cholesky":
+        continue
+    for dtype in ops.DTYPES:
+        cases = t.cases_of(op, dtype, (2, 3, 4, 5, 7, 8, 10, 12, 16, 18, 20, 24, 33, 64), 35)
+        results = [ops.on_each(op.with_info, cases, kernel) for kernel in ("lanes", "blocked")]
+        assert t.same(*results), (op.name, dtype)
+"""
+    run_with(isa, program, JAX_BATCHED_CACHE_BYTES="0")
+
+
 def test_an_instruction_set_that_is_not_there():
     with pytest.raises(subprocess.CalledProcessError) as error:
         run_with("avx1024", "import jax_batched")
@@ -110,10 +138,10 @@ def test_an_instruction_set_that_is_not_there():
     assert "baseline" in error.value.stderr
 
 
-def run_with(isa, program):
+def run_with(isa, program, **environment):
     subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "JAX_BATCHED_ISA": isa, "JAX_PLATFORMS": "cpu"},
+        env={**os.environ, "JAX_BATCHED_ISA": isa, "JAX_PLATFORMS": "cpu", **environment},
         cwd=Path(__file__).parent,
         check=True,
         capture_output=True,

@@ -1,15 +1,16 @@
 #pragma once
 
 #include "ffi/cpu/factor_blocked.h"
-#include "ffi/cpu/factor_lanes.h"
+#include "ffi/cpu/fixed_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 template <class T>
-void cholesky_lanes(const CholeskyProblem& p, int64_t begin, int64_t end, void* scratch) {
+void cholesky_groups(const CholeskyProblem& p, int64_t begin, int64_t end, void* scratch) {
   const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
-  const LowerGroup<Lanes<T>> l = triangle_of(a, p.upper);
+  const StridedGroup<Lanes<T>> l = triangle_of(a, p.upper);
   const Part part = p.upper ? Part::kUpper : Part::kLower;
+  const bool streamed = is_streamed_by_rows<T>(p.l, p.batch, p.n);
   for (int64_t m = begin; m < end; m += kLanes<T>) {
     pack(group_of<T>(p.a, BatchMap{}, p.n * p.n, m, end), p.symmetrize ? Part::kAll : part, a);
     if (p.symmetrize) symmetrize(a, p.upper);
@@ -19,8 +20,43 @@ void cholesky_lanes(const CholeskyProblem& p, int64_t begin, int64_t end, void* 
         for (int64_t j = 0; j <= i; ++j) spoil_failed(info, &l(i, j));
       }
     }
-    unpack(a, part, group_of<T>(p.l, p.n * p.n, m, end));
+    unpack(a, part, group_of<T>(p.l, p.n * p.n, m, end), streamed);
   }
+  if (streamed) end_stream();
+}
+
+template <int n, bool kUpper, class T>
+JAX_BATCHED_CALLED void cholesky_fixed(const CholeskyProblem& p, int64_t begin, int64_t end,
+                                       void* scratch) {
+  using Matrix = FixedEntries<T, n * n>;
+  const auto* in = static_cast<const Real<T>*>(p.a);
+  auto* out = static_cast<Real<T>*>(p.l);
+  const int64_t bytes = p.batch * Matrix::kNumbers * static_cast<int64_t>(sizeof(Real<T>));
+  const bool streamed = is_streamed(out + begin * Matrix::kNumbers, bytes);
+  alignas(kLineBytes) Real<T> collected[kLanes<T> * Matrix::kNumbers];
+  for (int64_t m = begin; m < end; m += kLanes<T>) {
+    Matrix a;
+    a.load(in + m * Matrix::kNumbers);
+    if (p.symmetrize) symmetrize_fixed<kUpper, n>(a);
+    const Simd<Real<T>> info = factor_fixed<kUpper, n>(a);
+    clear_fixed<!kUpper, n>(a);
+    Real<T>* group = out + m * Matrix::kNumbers;
+    a.store(streamed ? collected : group);
+    if (streamed) stream(collected, group, sizeof(collected));
+    if (store_info(info, p.info, m, end)) cholesky_groups<T>(p, m, m + kLanes<T>, scratch);
+  }
+  if (streamed) end_stream();
+}
+
+template <class T>
+void cholesky_lanes(const CholeskyProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const int64_t whole = end - (end - begin) % kLanes<T>;
+  const bool fixed = with_fixed_size<T>(p.n, [&](auto n) JAX_BATCHED_INLINED {
+    with_flag(p.upper, [&](auto upper) JAX_BATCHED_INLINED {
+      cholesky_fixed<n, upper, T>(p, begin, whole, scratch);
+    });
+  });
+  cholesky_groups<T>(p, fixed ? whole : begin, end, scratch);
 }
 
 template <class T>

@@ -39,14 +39,23 @@ inline constexpr std::string_view kBlockedKernel = "blocked";
 
 inline constexpr size_t kScratchAlignment = 128;  // of a complex number in the widest registers
 
+// Size of the processor's last cache, or what JAX_BATCHED_CACHE_BYTES says: larger outputs are
+// written around the caches.
+int64_t last_level_cache_bytes();
+
+// Rows of a group's matrices that are collected to be written as whole cache lines: at most so
+// many.
+inline constexpr int64_t kMaxCollectedRows = 4;
+
 // Scratch for the largest register of any instruction set: a group of matrices with rows one entry
-// longer, or one matrix with rows of whole registers, and its right-hand sides likewise.
+// longer, its right-hand sides and collected rows; or one matrix with rows of whole registers, and
+// its right-hand sides likewise.
 inline constexpr int64_t kMaxVectorBytes = 64;
 
 template <class T>
 int64_t group_scratch_bytes(int64_t n, int64_t nrhs) {
   const int64_t entry = kIsComplex<T> ? 2 * kMaxVectorBytes : kMaxVectorBytes;
-  return entry * (n * (n + 1) + n * nrhs);
+  return entry * n * (n + 1 + nrhs + kMaxCollectedRows);
 }
 template <class T>
 int64_t blocked_scratch_bytes(int64_t n, int64_t nrhs) {

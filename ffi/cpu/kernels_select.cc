@@ -1,4 +1,5 @@
 #include <cstdlib>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -27,6 +28,7 @@ struct Isa {
 };
 
 constexpr const char* kSelectionVariable = "JAX_BATCHED_ISA";
+constexpr const char* kCacheVariable = "JAX_BATCHED_CACHE_BYTES";
 
 // The best first.
 const std::vector<Isa>& compiled_isas() {
@@ -67,6 +69,18 @@ std::vector<std::string_view> isas_here() {
     if (isa.runs_here) names.push_back(isa.name);
   }
   return names;
+}
+
+int64_t last_level_cache_bytes() {
+  static const int64_t size = []() -> long long {
+    constexpr int64_t kUnknown = 32 << 20;
+    if (const char* wanted = std::getenv(kCacheVariable)) return std::atoll(wanted);
+    // What a processor shares between some of its cores; the C library tells that of all together.
+    std::ifstream file("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    int64_t kibibytes = 0;
+    return file >> kibibytes && kibibytes > 0 ? kibibytes << 10 : kUnknown;
+  }();
+  return size;
 }
 
 const Kernels& kernels() { return *selected_isa().table; }

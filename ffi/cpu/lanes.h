@@ -69,22 +69,20 @@ GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_
 // A register's worth of neighbouring numbers of each matrix.
 template <class R>
 JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
-  Simd<R> square[Simd<R>::kSize];
-  for (int l = 0; l < Simd<R>::kSize; ++l) {
-    square[l] = Simd<R>::load(from.lane[l] + at);
-    if (from.ahead != 0) __builtin_prefetch(from.lane[l] + at + from.ahead, 0);
+  Square<R> square;
+  if (from.ahead != 0) {
+    for (const R* lane : from.lane) __builtin_prefetch(lane + at + from.ahead, 0);
   }
-  transpose(square);
-  for (int l = 0; l < Simd<R>::kSize; ++l) to[l] = square[l];
+  square.load_transposed([&](int l) JAX_BATCHED_INLINED { return from.lane[l] + at; });
+  unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { to[l].v = square.row[l]; });
 }
 template <class R>
 JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R>& to, int64_t at) {
-  Simd<R> square[Simd<R>::kSize];
-  for (int l = 0; l < Simd<R>::kSize; ++l) square[l] = from[l];
-  transpose(square);
-  for (int l = 0; l < Simd<R>::kSize; ++l) {
-    square[l].store(to.lane[l] + at);
-    if (to.ahead != 0) __builtin_prefetch(to.lane[l] + at + to.ahead, 1);
+  Square<R> square;
+  unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
+  square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
+  if (to.ahead != 0) {
+    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 1);
   }
 }
 
@@ -151,6 +149,11 @@ struct RowRange {
         end((part == Part::kLower ? i + 1 : n) * kParts<T>) {}
 };
 
+template <class R>
+JAX_BATCHED_INLINE void clear(Simd<R>* numbers, int64_t begin, int64_t end) {
+  for (int64_t e = begin; e < end; ++e) numbers[e] = Simd<R>(R(0));
+}
+
 // Reads whole squares that touch the part: entries of the other triangle may come along into places
 // that nothing reads.
 template <class T>
@@ -169,46 +172,94 @@ void pack(const GroupPointers<const Real<T>>& from, Part part, const GroupMatrix
   }
 }
 
-// Writes the part, and zeros elsewhere.
+// Whether an output of so many bytes, in whole registers from `first` on, goes around the caches:
+// it is larger than the last of them, and the processor can.
+inline bool is_streamed(const void* first, int64_t bytes) {
+  return kCanStream && reinterpret_cast<uintptr_t>(first) % kVectorBytes == 0 &&
+         bytes > last_level_cache_bytes();
+}
+// The same of n x n matrices of which a few rows must be whole lines.
 template <class T>
-void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>& to) {
+bool is_streamed_by_rows(const void* array, int64_t batch, int64_t n) {
+  const int64_t row = n * static_cast<int64_t>(sizeof(T));
+  return row * n % kLineBytes == 0 && row * kMaxCollectedRows % kLineBytes == 0 &&
+         is_streamed(array, batch * n * row);
+}
+
+// The fewest rows of an n x n matrix that are whole cache lines.
+template <class T>
+int64_t rows_of_whole_lines(int64_t n) {
+  int64_t rows = 1;
+  while (rows * n * static_cast<int64_t>(sizeof(T)) % kLineBytes != 0) rows *= 2;
+  return rows;
+}
+
+// Rows begin <= i < end of the part of a group, and zeros elsewhere, to where `to` points for row
+// `begin`.
+template <class T>
+void unpack_rows(const GroupMatrix<T>& from, Part part, int64_t begin, int64_t end,
+                 const GroupPointers<Real<T>>& to) {
   using R = Real<T>;
   const int64_t row_numbers = from.n * kParts<T>;
-  const bool small = row_numbers < kLanes<T>;
-  for (int64_t i = 0; i < from.n; ++i) {
+  for (int64_t i = begin; i < end; ++i) {
     const RowRange<T> range(part, i, from.n);
     Simd<R>* row = from.row(i);
-    const auto clear = [row](int64_t begin, int64_t end) {
-      for (int64_t e = begin; e < end; ++e) row[e] = Simd<R>(R(0));
-    };
-    if (small) {
-      clear(0, range.begin);
-      clear(range.end, row_numbers);
-      continue;
-    }
+    const int64_t first = (i - begin) * row_numbers;
     for_each_square<R>(0, row_numbers, row_numbers, [&](int64_t at) {
       const int64_t next = at + kLanes<T>;
       if (at >= range.end || next <= range.begin) {
-        for (int l = 0; l < kLanes<T>; ++l) {
-          Simd<R>(R(0)).store(to.lane[l] + i * row_numbers + at);
-        }
+        for (int l = 0; l < kLanes<T>; ++l) Simd<R>(R(0)).store(to.lane[l] + first + at);
       } else {
-        clear(at, std::min(next, range.begin));
-        clear(std::max(at, range.end), next);
-        unpack_square(row + at, to, i * row_numbers + at);
+        clear(row, at, std::min(next, range.begin));
+        clear(row, std::max(at, range.end), next);
+        unpack_square(row + at, to, first + at);
       }
     });
   }
-  if (small) unpack(from.row(0), from.n * row_numbers, to);
 }
 
-// A lower triangle of a group through strides: entry (i, j) at at[i * row + j * col].
+// Writes the part, and zeros elsewhere. Streamed: rows are collected until they are whole lines.
+template <class T>
+void unpack(const GroupMatrix<T>& from, Part part, GroupPointers<Real<T>> to, bool streamed) {
+  using R = Real<T>;
+  const int64_t n = from.n, row_numbers = n * kParts<T>;
+  if (row_numbers < kLanes<T>) {
+    for (int64_t i = 0; i < n; ++i) {
+      const RowRange<T> range(part, i, n);
+      clear(from.row(i), 0, range.begin);
+      clear(from.row(i), range.end, row_numbers);
+    }
+    unpack(from.row(0), n * row_numbers, to);
+  } else if (!streamed) {
+    unpack_rows(from, part, 0, n, to);
+  } else {
+    const int64_t rows = rows_of_whole_lines<T>(n), numbers = rows * row_numbers;
+    GroupPointers<R> collected{{}, 0};
+    R* space = reinterpret_cast<R*>(from.entries + n * from.pitch());
+    for (int l = 0; l < kLanes<T>; ++l) collected.lane[l] = space + l * numbers;
+    for (int64_t i = 0; i < n; i += rows) {
+      unpack_rows(from, part, i, i + rows, collected);
+      for (int l = 0; l < kLanes<T>; ++l) {
+        stream(collected.lane[l], to.lane[l] + i * row_numbers, numbers * sizeof(R));
+      }
+    }
+  }
+}
+
+// Entries of a group through strides, a lower triangle or right-hand sides: entry (i, j) at
+// at[i * row + j * col].
 template <class P>
-struct LowerGroup {
+struct StridedGroup {
   P* at;
   int64_t row, col;
   JAX_BATCHED_INLINE P& operator()(int64_t i, int64_t j) const { return at[i * row + j * col]; }
 };
+
+// Calls f with a flag as a compile-time constant.
+template <class F>
+JAX_BATCHED_INLINE void with_flag(bool flag, F f) {
+  flag ? f(std::true_type{}) : f(std::false_type{});
+}
 
 // Calls f with n as a compile-time constant, 1 <= n <= kMax.
 template <int kMax, class F>

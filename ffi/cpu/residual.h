@@ -66,7 +66,7 @@ void residual_of(const ResidualProblem& p, const T* a, const T* x, const T* b, T
 }
 
 template <class T>
-void residual(const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
+void residual_columns(const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
   for (int64_t index = begin; index < end; ++index) {
     const T* a = static_cast<const T*>(p.a) + p.a_map(index) * p.m * p.n;
     const T* x = static_cast<const T*>(p.x) + p.x_map(index) * p.n * p.nrhs;
