@@ -24,11 +24,11 @@ def on_cpu():
         yield
 
 
-def cases_of(op, dtype, sizes=SIZES, batch=BATCH):
+def cases_of(op, dtype, sizes=SIZES, batch=BATCH, nrhs=NRHS):
     """Each size with another number of right-hand sides; every third factorization fails."""
     cases = []
     for i, n in enumerate(sizes):
-        a, *b = op.operands(dtype, batch=(batch,), n=n, nrhs=NRHS[i % len(NRHS)], seed=n)
+        a, *b = op.operands(dtype, batch=(batch,), n=n, nrhs=nrhs[i % len(nrhs)], seed=n)
         if op.operation in ("cholesky", "solve_pos"):
             a[::3, n // 2, n // 2] = -1
         cases.append((a, *b))
@@ -53,6 +53,16 @@ def test_all_kernels_give_the_same_bits(op, dtype):
     )
     assert same(lanes, blocked)
     assert same(lanes, chosen)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_unrolled_kernels_give_the_same_bits(op, dtype):
+    """Sizes known at compile time, one right-hand side; groups with failures and without."""
+    cases = cases_of(op, dtype, range(1, 10), 67, nrhs=(1,))
+    cases += [tuple(np.delete(x, slice(None, None, 3), axis=0) for x in case) for case in cases]
+    lanes, blocked = (ops.on_each(call_of(op), cases, kernel) for kernel in ("lanes", "blocked"))
+    assert same(lanes, blocked)
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)

@@ -1,7 +1,7 @@
 // The cotangent of a Cholesky factor -> that of the matrix, for a group of matrices, one per lane.
 #pragma once
 
-#include "ffi/cpu/lanes.h"
+#include "ffi/cpu/factor_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
@@ -13,7 +13,7 @@ inline constexpr int kPullbackRows = 4;
 //   Z_Tc = (G_Tc - Z_TT L_Tc) / l_cc,    Z_cc = (G_cc - Re(Z_Tc^H L_Tc)) / l_cc,
 // which is twice the Hermitian matrix that comes out; it takes the place of both triangles of G.
 template <class T>
-void pullback_group(const LowerGroup<Lanes<T>>& l, const LowerGroup<Lanes<T>>& z, int64_t n) {
+void pullback_group(const StridedGroup<Lanes<T>>& l, const StridedGroup<Lanes<T>>& z, int64_t n) {
   using P = Lanes<T>;
   using R = Simd<Real<T>>;
   for (int64_t c = n - 1; c >= 0; --c) {
@@ -48,8 +48,8 @@ void cholesky_pullback(const CholeskyPullbackProblem& p, int64_t begin, int64_t 
   const int64_t n = p.n;
   const GroupMatrix<T> factor{static_cast<Lanes<T>*>(scratch), n};
   const GroupMatrix<T> result{factor.entries + n * factor.pitch(), n};
-  const LowerGroup<Lanes<T>> l = triangle_of(factor, p.upper);
-  const LowerGroup<Lanes<T>> z = triangle_of(result, p.upper);
+  const StridedGroup<Lanes<T>> l = triangle_of(factor, p.upper);
+  const StridedGroup<Lanes<T>> z = triangle_of(result, p.upper);
   const Part part = p.upper ? Part::kUpper : Part::kLower;
   const R half(Real<T>(0.5)), off_diagonal(Real<T>(p.symmetrize ? 0.5 : 1));
   for (int64_t m = begin; m < end; m += kLanes<T>) {

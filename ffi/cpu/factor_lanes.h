@@ -13,7 +13,7 @@ inline constexpr int kGroupTile =
 // tile(r, c) = a(i + r, j + c) - sum_{k<j} l(i + r, k) conj(l(j + c, k)); of a tile on the diagonal
 // (i = j) only c <= r.
 template <int kRows, int kCols, bool kDiagonal, class P>
-JAX_BATCHED_INLINE void load_updated_tile(const LowerGroup<P>& l, int64_t i, int64_t j,
+JAX_BATCHED_INLINE void load_updated_tile(const StridedGroup<P>& l, int64_t i, int64_t j,
                                           P (&tile)[kRows][kCols]) {
   const auto each_entry = [](auto f) JAX_BATCHED_INLINED {
     unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
@@ -34,26 +34,31 @@ JAX_BATCHED_INLINE void load_updated_tile(const LowerGroup<P>& l, int64_t i, int
   }
 }
 
+// info of each lane, as a number, after one more pivot, that of the 1-based column `column`.
+template <class R>
+JAX_BATCHED_INLINE Simd<R> first_failure(Simd<R> info, Simd<R> pivot, int64_t column) {
+  const Simd<R> zero(R(0));
+  const auto fails_first = ~(pivot.v > zero.v) & (info.v == zero.v);
+  return select(fails_first, Simd<R>(R(column)), info);
+}
+
 // l_jj = sqrt(pivot), l_ij = (a_ij - sum_{k<j} l_ik conj(l_jk)) / l_jj, tile column by tile column.
-// A lane whose pivot is not > 0 goes on with whatever comes out. Returns info of each lane, as a
-// number.
+// A lane whose pivot is not > 0 goes on with whatever comes out. Returns info of each lane.
 template <class T>
-Simd<Real<T>> factor_group(const LowerGroup<Lanes<T>>& l, int64_t n) {
+Simd<Real<T>> factor_group(const StridedGroup<Lanes<T>>& l, int64_t n) {
   using R = Real<T>;
   using P = Lanes<T>;
   constexpr int kTile = kGroupTile<T>;
-  const Simd<R> zero(R(0));
-  Simd<R> info = zero;
+  Simd<R> info(R(0));
   for (int64_t j = 0; j < n; j += kTile) {
     Simd<R> inverse[kTile] = {};
     with_constant<kTile>(n - j, [&](auto size) JAX_BATCHED_INLINED {
-      constexpr int kSize = size;
+      constexpr int kSize = decltype(size)::value;
       P tile[kSize][kSize];
       load_updated_tile<kSize, kSize, true>(l, j, j, tile);
       unrolled<kSize>([&](auto k) JAX_BATCHED_INLINED {
         const Simd<R> pivot = real(tile[k][k]);
-        const auto first_failure = ~(pivot.v > zero.v) & (info.v == zero.v);
-        info = select(first_failure, Simd<R>(R(j + k + 1)), info);
+        info = first_failure(info, pivot, j + k + 1);
         const Simd<R> root = sqrt(pivot);
         inverse[k] = Simd<R>(R(1)) / root;
         tile[k][k] = P(root);
@@ -73,7 +78,7 @@ Simd<Real<T>> factor_group(const LowerGroup<Lanes<T>>& l, int64_t n) {
     });
     for (int64_t i = j + kTile; i < n; i += kTile) {
       with_constant<kTile>(n - i, [&](auto rows) JAX_BATCHED_INLINED {
-        constexpr int kRows = rows;
+        constexpr int kRows = decltype(rows)::value;
         P tile[kRows][kTile];
         load_updated_tile<kRows, kTile, false>(l, i, j, tile);
         unrolled<kTile>([&](auto c) JAX_BATCHED_INLINED {
@@ -102,16 +107,15 @@ void symmetrize(const GroupMatrix<T>& a, bool upper) {
     for (int64_t j = 0; j <= i; ++j) {
       Lanes<T>& lower_entry = a.entries[i * pitch + j];
       Lanes<T>& upper_entry = a.entries[j * pitch + i];
-      const Lanes<T> sum =
-          upper ? upper_entry + conj(lower_entry) : lower_entry + conj(upper_entry);
-      (upper ? upper_entry : lower_entry) = scale(sum, Simd<Real<T>>(Real<T>(0.5)));
+      Lanes<T>& kept = upper ? upper_entry : lower_entry;
+      kept = hermitian_mean(kept, upper ? lower_entry : upper_entry);
     }
   }
 }
 
 // Of an upper triangle, the transpose: A = U^H U is conj(A) = U^T (U^T)^H.
 template <class T>
-LowerGroup<Lanes<T>> triangle_of(const GroupMatrix<T>& a, bool upper) {
+StridedGroup<Lanes<T>> triangle_of(const GroupMatrix<T>& a, bool upper) {
   const int64_t pitch = a.pitch();
   return {a.entries, upper ? 1 : pitch, upper ? pitch : 1};
 }
@@ -119,12 +123,14 @@ LowerGroup<Lanes<T>> triangle_of(const GroupMatrix<T>& a, bool upper) {
 // Stores info; true if any lane failed.
 template <class R>
 bool store_info(Simd<R> info, int32_t* out, int64_t begin, int64_t end) {
-  bool failed = false;
-  for (int lane = 0; lane < Simd<R>::kSize && begin + lane < end; ++lane) {
-    out[begin + lane] = static_cast<int32_t>(info.v[lane]);
-    failed |= out[begin + lane] != 0;
+  using Counts = typename VectorOf<R>::Counts;
+  const Counts all = __builtin_convertvector(info.v, Counts);
+  if (begin + Simd<R>::kSize <= end) {
+    *reinterpret_cast<Counts*>(out + begin) = all;
+  } else {
+    for (int lane = 0; begin + lane < end; ++lane) out[begin + lane] = all[lane];
   }
-  return failed;
+  return any(info.v != Simd<R>(R(0)).v);
 }
 
 // NaN in the lanes that failed.

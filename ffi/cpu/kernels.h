@@ -41,13 +41,14 @@ inline constexpr std::string_view kBlockedKernel = "blocked";
 inline constexpr size_t kScratchAlignment = 128;  // of a complex number in the widest registers
 
 // Scratch for the largest register of any instruction set: a group of matrices with rows one entry
-// longer, or one matrix with rows of whole registers, and its right-hand sides likewise.
+// longer, its right-hand sides; or one matrix with rows of whole registers, and
+// its right-hand sides likewise.
 inline constexpr int64_t kMaxVectorBytes = 64;
 
 template <class T>
 int64_t group_scratch_bytes(int64_t n, int64_t nrhs) {
   const int64_t entry = kIsComplex<T> ? 2 * kMaxVectorBytes : kMaxVectorBytes;
-  return entry * (n * (n + 1) + n * nrhs);
+  return entry * n * (n + 1 + nrhs);
 }
 template <class T>
 int64_t blocked_scratch_bytes(int64_t n, int64_t nrhs) {

@@ -69,22 +69,20 @@ GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_
 // A register's worth of neighbouring numbers of each matrix.
 template <class R>
 JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
-  Simd<R> square[Simd<R>::kSize];
-  for (int l = 0; l < Simd<R>::kSize; ++l) {
-    square[l] = Simd<R>::load(from.lane[l] + at);
-    if (from.ahead != 0) __builtin_prefetch(from.lane[l] + at + from.ahead, 0);
+  Square<R> square;
+  if (from.ahead != 0) {
+    for (const R* lane : from.lane) __builtin_prefetch(lane + at + from.ahead, 0);
   }
-  transpose(square);
-  for (int l = 0; l < Simd<R>::kSize; ++l) to[l] = square[l];
+  square.load_transposed([&](int l) JAX_BATCHED_INLINED { return from.lane[l] + at; });
+  unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { to[l].v = square.row[l]; });
 }
 template <class R>
 JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R>& to, int64_t at) {
-  Simd<R> square[Simd<R>::kSize];
-  for (int l = 0; l < Simd<R>::kSize; ++l) square[l] = from[l];
-  transpose(square);
-  for (int l = 0; l < Simd<R>::kSize; ++l) {
-    square[l].store(to.lane[l] + at);
-    if (to.ahead != 0) __builtin_prefetch(to.lane[l] + at + to.ahead, 1);
+  Square<R> square;
+  unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
+  square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
+  if (to.ahead != 0) {
+    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 1);
   }
 }
 
@@ -151,6 +149,11 @@ struct RowRange {
         end((part == Part::kLower ? i + 1 : n) * kParts<T>) {}
 };
 
+template <class R>
+JAX_BATCHED_INLINE void clear(Simd<R>* numbers, int64_t begin, int64_t end) {
+  for (int64_t e = begin; e < end; ++e) numbers[e] = Simd<R>(R(0));
+}
+
 // Reads whole squares that touch the part: entries of the other triangle may come along into places
 // that nothing reads.
 template <class T>
@@ -178,12 +181,9 @@ void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>&
   for (int64_t i = 0; i < from.n; ++i) {
     const RowRange<T> range(part, i, from.n);
     Simd<R>* row = from.row(i);
-    const auto clear = [row](int64_t begin, int64_t end) {
-      for (int64_t e = begin; e < end; ++e) row[e] = Simd<R>(R(0));
-    };
     if (small) {
-      clear(0, range.begin);
-      clear(range.end, row_numbers);
+      clear(row, 0, range.begin);
+      clear(row, range.end, row_numbers);
       continue;
     }
     for_each_square<R>(0, row_numbers, row_numbers, [&](int64_t at) {
@@ -193,8 +193,8 @@ void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>&
           Simd<R>(R(0)).store(to.lane[l] + i * row_numbers + at);
         }
       } else {
-        clear(at, std::min(next, range.begin));
-        clear(std::max(at, range.end), next);
+        clear(row, at, std::min(next, range.begin));
+        clear(row, std::max(at, range.end), next);
         unpack_square(row + at, to, i * row_numbers + at);
       }
     });
@@ -202,13 +202,20 @@ void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>&
   if (small) unpack(from.row(0), from.n * row_numbers, to);
 }
 
-// A lower triangle of a group through strides: entry (i, j) at at[i * row + j * col].
+// Entries of a group through strides, a lower triangle or right-hand sides: entry (i, j) at
+// at[i * row + j * col].
 template <class P>
-struct LowerGroup {
+struct StridedGroup {
   P* at;
   int64_t row, col;
   JAX_BATCHED_INLINE P& operator()(int64_t i, int64_t j) const { return at[i * row + j * col]; }
 };
+
+// Calls f with a flag as a compile-time constant.
+template <class F>
+JAX_BATCHED_INLINE void with_flag(bool flag, F f) {
+  flag ? f(std::true_type{}) : f(std::false_type{});
+}
 
 // Calls f with n as a compile-time constant, 1 <= n <= kMax.
 template <int kMax, class F>

@@ -30,6 +30,7 @@ namespace jax_batched::cpu::JAX_BATCHED_ISA {
 // The names below are overloads of these.
 using jax_batched::conj;
 using jax_batched::divide;
+using jax_batched::hermitian_mean;
 using jax_batched::real;
 using jax_batched::scale;
 using jax_batched::sub_mul;
@@ -60,8 +61,9 @@ inline constexpr int kVectorRegisters = 16;
 template <class T>
 inline constexpr int kLanes = kVectorBytes / sizeof(Real<T>);
 
-// The compiler's vectors, and of integers of the same size what comparing them yields: all ones for
-// true. Spelt out for both: GCC does not take the attribute with a template's parameter.
+// The compiler's vectors, of integers of the same size what comparing them yields (all ones for
+// true), and as many counts as a vector has lanes, at any address. Spelt out for both: GCC does not
+// take the attribute with a template's parameter.
 template <class R>
 struct VectorOf;
 template <>
@@ -71,6 +73,7 @@ struct VectorOf<float> {
       __attribute__((vector_size(kVectorBytes), aligned(sizeof(float)), may_alias));
   using Bits = int32_t;
   typedef int32_t Mask __attribute__((vector_size(kVectorBytes)));
+  typedef int32_t Counts __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 };
 template <>
 struct VectorOf<double> {
@@ -79,6 +82,7 @@ struct VectorOf<double> {
       __attribute__((vector_size(kVectorBytes), aligned(sizeof(double)), may_alias));
   using Bits = int64_t;
   typedef int64_t Mask __attribute__((vector_size(kVectorBytes)));
+  typedef int32_t Counts __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
 };
 
 template <class R>
@@ -194,6 +198,15 @@ JAX_BATCHED_INLINE Simd<R> sqrt(Simd<R> a) {
   return typename Simd<R>::Vector(instruction::sqrt(a.v));
 }
 
+// True if any lane is.
+template <class Mask>
+JAX_BATCHED_INLINE bool any(Mask mask) {
+  const auto words = VectorOf<double>::Mask(mask);
+  int64_t all = 0;
+  for (int i = 0; i < kLanes<double>; ++i) all |= words[i];
+  return all != 0;
+}
+
 // mask ? a : b, lane by lane.
 template <class R>
 JAX_BATCHED_INLINE Simd<R> select(typename Simd<R>::Mask mask, Simd<R> a, Simd<R> b) {
@@ -282,59 +295,128 @@ struct InterleavedHalves {
   }
 };
 
-// Transposes kSize registers as a matrix: first the 128-bit squares inside, then their positions.
-template <class R>
-JAX_BATCHED_INLINE void transpose(Simd<R>* rows) {
-  constexpr int n = Simd<R>::kSize;
-  constexpr int quad = 16 / sizeof(R);
-  using Lane = std::make_index_sequence<n>;
-  Simd<R> t[n];
-  for (int g = 0; g < n; g += quad) {
-    if constexpr (quad == 4) {
-      Simd<R> half[4];
-      for (int i = 0; i < 2; ++i) {
-        const Simd<R> a = rows[g + 2 * i], b = rows[g + 2 * i + 1];
-        half[2 * i] = shuffle<R, InterleavedHalves<1, 0, n, quad>>(a, b, Lane{});
-        half[2 * i + 1] = shuffle<R, InterleavedHalves<1, 1, n, quad>>(a, b, Lane{});
-      }
-      for (int i = 0; i < 2; ++i) {
-        const Simd<R> a = half[i], b = half[2 + i];
-        t[g + 2 * i] = shuffle<R, InterleavedHalves<2, 0, n, quad>>(a, b, Lane{});
-        t[g + 2 * i + 1] = shuffle<R, InterleavedHalves<2, 1, n, quad>>(a, b, Lane{});
-      }
-    } else {
-      const Simd<R> a = rows[g], b = rows[g + 1];
-      t[g] = shuffle<R, InterleavedHalves<1, 0, n, quad>>(a, b, Lane{});
-      t[g + 1] = shuffle<R, InterleavedHalves<1, 1, n, quad>>(a, b, Lane{});
-    }
-  }
-  if constexpr (n >= 2 * quad) {
-    constexpr int step = n / 2;
-    for (int i = 0; i < step; ++i) {
-      rows[i] = shuffle<R, EvenOrOddBlocks<step, 0, n>>(t[i], t[i + step], Lane{});
-      rows[i + step] = shuffle<R, EvenOrOddBlocks<step, 1, n>>(t[i], t[i + step], Lane{});
-    }
-  } else {
-    for (int i = 0; i < n; ++i) rows[i] = t[i];
-  }
-  if constexpr (n >= 4 * quad) {
-    for (int i = 0; i < n; ++i) t[i] = rows[i];
-    for (int g = 0; g < n; g += 2 * quad) {
-      for (int i = g; i < g + quad; ++i) {
-        rows[i] = shuffle<R, EvenOrOddBlocks<quad, 0, n>>(t[i], t[i + quad], Lane{});
-        rows[i + quad] = shuffle<R, EvenOrOddBlocks<quad, 1, n>>(t[i], t[i + quad], Lane{});
-      }
-    }
-  }
+// 128 bits of a register, and a register made of them: piece(0) in the lowest lanes.
+namespace instruction {
+typedef float Piece __attribute__((vector_size(16)));
+typedef float UnalignedPiece __attribute__((vector_size(16), aligned(4), may_alias));
+
+template <class F>
+JAX_BATCHED_INLINE auto joined(F piece) {
+#if defined(__AVX512F__)
+  const __m512 one = _mm512_castps128_ps512(piece(0));
+  const __m512 two = _mm512_insertf32x4(one, piece(1), 1);
+  return _mm512_insertf32x4(_mm512_insertf32x4(two, piece(2), 2), piece(3), 3);
+#elif defined(__AVX__) && defined(__FMA__)
+  return _mm256_insertf128_ps(_mm256_castps128_ps256(piece(0)), piece(1), 1);
+#else
+  return piece(0);
+#endif
 }
+template <int kPiece, class Vector>
+JAX_BATCHED_INLINE Piece piece_of(Vector v) {
+#if defined(__AVX512F__)
+  return _mm512_extractf32x4_ps(__m512(v), kPiece);
+#elif defined(__AVX__) && defined(__FMA__)
+  return _mm256_extractf128_ps(__m256(v), kPiece);
+#else
+  return Piece(v);
+#endif
+}
+}  // namespace instruction
+
+// kColumns registers of kSize numbers as a matrix, a whole number of pieces wide. It is transposed
+// in two steps: pieces of 128 bits change places, which costs nothing on the way from or to memory,
+// and then the small squares inside of them are transposed. Plain vectors and constant indices: GCC
+// keeps arrays of Simd in memory.
+template <class R, int kColumns = Simd<R>::kSize>
+struct Square {
+  using Vector = typename Simd<R>::Vector;
+  static constexpr int kSize = Simd<R>::kSize;
+  static constexpr int kPiece = 16 / sizeof(R);  // numbers of one
+  static constexpr int kPieces = kSize / kPiece;
+
+  Vector row[kColumns];
+
+  // The transpose of the rows of kColumns numbers at line(0), ..., line(kSize - 1).
+  template <class Line>
+  JAX_BATCHED_INLINE void load_transposed(Line line) {
+    using Pointer = const instruction::UnalignedPiece*;
+    unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
+      row[i] = Vector(instruction::joined([&](int p) JAX_BATCHED_INLINED {
+        const R* from = line(p * kPiece + i % kPiece) + i / kPiece * kPiece;
+        return instruction::Piece(*reinterpret_cast<Pointer>(from));
+      }));
+    });
+    transpose_pieces();
+  }
+  // Row l of the transpose goes to line(l). Spoils the square.
+  template <class Line>
+  JAX_BATCHED_INLINE void store_transposed(Line line) {
+    using Pointer = instruction::UnalignedPiece*;
+    transpose_pieces();
+    unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
+      unrolled<kPieces>([&](auto p) JAX_BATCHED_INLINED {
+        R* to = line(p * kPiece + i % kPiece) + i / kPiece * kPiece;
+        *reinterpret_cast<Pointer>(to) = instruction::piece_of<p>(row[i]);
+      });
+    });
+  }
+
+  JAX_BATCHED_INLINE void transpose() {
+    static_assert(kColumns == kSize);
+    transpose_pieces();
+    exchange_pieces<kSize / 2>();
+  }
+
+ private:
+  template <class Index>
+  static JAX_BATCHED_INLINE Vector shuffled(Vector a, Vector b) {
+    return shuffle<R, Index>(Simd<R>(a), Simd<R>(b), std::make_index_sequence<kSize>{}).v;
+  }
+  // (row[i], row[j]) = their interleaved low and high halves, in units of kUnit numbers.
+  template <int kUnit>
+  JAX_BATCHED_INLINE void interleave(int i, int j) {
+    const Vector a = row[i], b = row[j];
+    row[i] = shuffled<InterleavedHalves<kUnit, 0, kSize, kPiece>>(a, b);
+    row[j] = shuffled<InterleavedHalves<kUnit, 1, kSize, kPiece>>(a, b);
+  }
+  // The squares of kPiece x kPiece numbers inside the pieces of kPiece registers each. With rows a,
+  // b, c, d of four: (a b)(c d) interleaved are a0 b0 a1 b1, a2 b2 a3 b3, c0 d0 c1 d1, ...
+  JAX_BATCHED_INLINE void transpose_pieces() {
+    unrolled<kColumns / kPiece>([&](auto piece) JAX_BATCHED_INLINED {
+      constexpr int g = piece * kPiece;
+      interleave<1>(g, g + 1);
+      if constexpr (kPiece == 4) {
+        interleave<1>(g + 2, g + 3);
+        interleave<2>(g, g + 2);
+        interleave<2>(g + 1, g + 3);
+        std::swap(row[g + 1], row[g + 2]);
+      }
+    });
+  }
+  // Rows kDistance apart exchange blocks of as many lanes, down to single pieces.
+  template <int kDistance>
+  JAX_BATCHED_INLINE void exchange_pieces() {
+    if constexpr (kDistance >= kPiece) {
+      unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+        if constexpr (i / kDistance % 2 == 0) {
+          const Vector a = row[i], b = row[i + kDistance];
+          row[i] = shuffled<EvenOrOddBlocks<kDistance, 0, kSize>>(a, b);
+          row[i + kDistance] = shuffled<EvenOrOddBlocks<kDistance, 1, kSize>>(a, b);
+        }
+      });
+      exchange_pieces<kDistance / 2>();
+    }
+  }
+};
 
 // The transpose of a square of kSize rows in memory, into rows elsewhere.
 template <class R>
 JAX_BATCHED_CALLED void transpose(const R* from, int64_t from_pitch, R* to, int64_t to_pitch) {
-  Simd<R> square[Simd<R>::kSize];
-  for (int l = 0; l < Simd<R>::kSize; ++l) square[l] = Simd<R>::load(from + l * from_pitch);
-  transpose(square);
-  for (int l = 0; l < Simd<R>::kSize; ++l) square[l].store(to + l * to_pitch);
+  Square<R> square;
+  square.load_transposed([=](int l) JAX_BATCHED_INLINED { return from + l * from_pitch; });
+  unrolled<Square<R>::kSize>(
+      [&](auto l) JAX_BATCHED_INLINED { Simd<R>(square.row[l]).store(to + l * to_pitch); });
 }
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "ffi/cpu/fixed_lanes.h"
 #include "ffi/cpu/substitution_blocked.h"
-#include "ffi/cpu/substitution_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 template <class T>
-void solve_pos_lanes(const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
+void solve_pos_groups(const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
   const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
   Lanes<T>* y = right_hand_sides_after(a);
   const int64_t size = p.n * p.nrhs;
@@ -20,6 +20,35 @@ void solve_pos_lanes(const SolvePosProblem& p, int64_t begin, int64_t end, void*
     }
     unpack(numbers(y), size * kParts<T>, group_of<T>(p.x, size, m, end));
   }
+}
+
+template <int n, bool kLower, class T>
+JAX_BATCHED_CALLED void solve_pos_fixed(const SolvePosProblem& p, int64_t begin, int64_t end,
+                                        void* scratch) {
+  using Matrix = FixedEntries<T, n * n>;
+  using Column = FixedEntries<T, n>;
+  for (int64_t m = begin; m < end; m += kLanes<T>) {
+    Matrix a;
+    Column y;
+    a.load(static_cast<const Real<T>*>(p.a) + m * (n * n));
+    y.load(static_cast<const Real<T>*>(p.b) + m * n);
+    const Simd<Real<T>> info = factor_fixed<!kLower, n>(a);
+    solve_fixed_with_factor<kLower, n>(a, y);
+    y.store(static_cast<Real<T>*>(p.x) + m * n);
+    if (store_info(info, p.info, m, end)) solve_pos_groups<T>(p, m, m + kLanes<T>, scratch);
+  }
+}
+
+template <class T>
+void solve_pos_lanes(const SolvePosProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const int64_t whole = end - (end - begin) % kLanes<T>;
+  const bool fixed = p.nrhs == 1 && p.a_map.contiguous() && p.b_map.contiguous() &&
+                     with_fixed_size<T>(p.n, [&](auto n) JAX_BATCHED_INLINED {
+                       with_flag(p.lower, [&](auto lower) JAX_BATCHED_INLINED {
+                         solve_pos_fixed<n, lower, T>(p, begin, whole, scratch);
+                       });
+                     });
+  solve_pos_groups<T>(p, fixed ? whole : begin, end, scratch);
 }
 
 // The factor stays in scratch.

@@ -141,17 +141,23 @@ JAX_BATCHED_INLINE Complex<Simd<R>> reversed(Complex<Simd<R>> a) {
 }
 
 template <class R>
-JAX_BATCHED_INLINE void transpose_entries(Simd<R>* square) {
-  transpose(square);
+JAX_BATCHED_INLINE void transpose_entries(Simd<R>* entries) {
+  Square<R> square;
+  unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = entries[l].v; });
+  square.transpose();
+  unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { entries[l].v = square.row[l]; });
 }
 template <class R>
-JAX_BATCHED_INLINE void transpose_entries(Complex<Simd<R>>* square) {
+JAX_BATCHED_INLINE void transpose_entries(Complex<Simd<R>>* entries) {
   constexpr int size = Simd<R>::kSize;
-  Simd<R> re[size], im[size];
-  unrolled<size>([&](auto l) JAX_BATCHED_INLINED { re[l] = square[l].re, im[l] = square[l].im; });
-  transpose(re);
-  transpose(im);
-  unrolled<size>([&](auto l) JAX_BATCHED_INLINED { square[l] = {re[l], im[l]}; });
+  Square<R> re, im;
+  unrolled<size>([&](auto l) JAX_BATCHED_INLINED {
+    re.row[l] = entries[l].re.v, im.row[l] = entries[l].im.v;
+  });
+  re.transpose();
+  im.transpose();
+  unrolled<size>(
+      [&](auto l) JAX_BATCHED_INLINED { entries[l] = {Simd<R>(re.row[l]), Simd<R>(im.row[l])}; });
 }
 
 // One right-hand side: lanes along the rows i, ..., i + kLanes - 1 of Y, and square by square

@@ -5,14 +5,6 @@
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
-// Right-hand sides of a group: entry (i, r) at at[i * row + r * col].
-template <class P>
-struct GroupRightHandSides {
-  P* at;
-  int64_t row, col;
-  JAX_BATCHED_INLINE P& operator()(int64_t i, int64_t r) const { return at[i * row + r * col]; }
-};
-
 // An entry of M, which with kConj is the conjugate of what is stored. Part by part: the compiler
 // would take a copy of both through memory.
 template <bool kConj, class R>
@@ -28,7 +20,7 @@ JAX_BATCHED_INLINE Complex<Simd<R>> fetch(const Complex<Simd<R>>& stored) {
 // y(i, r) = (c(i, r) - sum_{j<i} m(i, j) y(j, r)) / m(i, i) for kRows rows and kCols right-hand
 // sides, which stay in registers.
 template <int kRows, int kCols, bool kConj, class P>
-JAX_BATCHED_INLINE void substitute_tile(const LowerGroup<P>& m, const GroupRightHandSides<P>& y,
+JAX_BATCHED_INLINE void substitute_tile(const StridedGroup<P>& m, const StridedGroup<P>& y,
                                         bool unit, int64_t i, int64_t r) {
   P tile[kRows][kCols];
   unrolled<kRows>([&](auto a) JAX_BATCHED_INLINED {
@@ -62,15 +54,15 @@ JAX_BATCHED_INLINE void substitute_tile(const LowerGroup<P>& m, const GroupRight
 
 // Tiles of kRows rows, then of half as many for the rows that are left.
 template <int kRows, int kCols, bool kConj, class P>
-JAX_BATCHED_INLINE void substitute_columns(const LowerGroup<P>& m, const GroupRightHandSides<P>& y,
+JAX_BATCHED_INLINE void substitute_columns(const StridedGroup<P>& m, const StridedGroup<P>& y,
                                            int64_t n, bool unit, int64_t i, int64_t r) {
   for (; i + kRows <= n; i += kRows) substitute_tile<kRows, kCols, kConj>(m, y, unit, i, r);
   if constexpr (kRows > 1) substitute_columns<kRows / 2, kCols, kConj>(m, y, n, unit, i, r);
 }
 
 template <bool kConj, class P>
-void substitute_group(const LowerGroup<P>& m, const GroupRightHandSides<P>& y, int64_t n,
-                      int64_t nrhs, bool unit) {
+void substitute_group(const StridedGroup<P>& m, const StridedGroup<P>& y, int64_t n, int64_t nrhs,
+                      bool unit) {
   constexpr int kTall = kIsComplex<P> ? 4 : 8;
   int64_t r = 0;
   for (; r + 2 <= nrhs; r += 2) substitute_columns<kTall / 2, 2, kConj>(m, y, n, unit, 0, r);
@@ -87,8 +79,8 @@ void substitute_group(const LowerSystem& s, const GroupMatrix<T>& a, Lanes<T>* y
   // With n = 1 both strides are 1 in size, and multiply nothing but 0.
   const int64_t row = pitched(s.a_row), col = pitched(s.a_col);
   const int64_t start = s.a_start == 0 ? 0 : -(a.n - 1) * (row + col);
-  const LowerGroup<Lanes<T>> m{a.entries + start, row, col};
-  const GroupRightHandSides<Lanes<T>> rhs{y + s.x_start, s.x_row, s.x_col};
+  const StridedGroup<Lanes<T>> m{a.entries + start, row, col};
+  const StridedGroup<Lanes<T>> rhs{y + s.x_start, s.x_row, s.x_col};
   if (kIsComplex<T> && s.conjugate) {
     substitute_group<kIsComplex<T>>(m, rhs, a.n, nrhs, unit);
   } else {

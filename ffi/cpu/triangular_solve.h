@@ -1,13 +1,13 @@
 #pragma once
 
+#include "ffi/cpu/fixed_lanes.h"
 #include "ffi/cpu/substitution_blocked.h"
-#include "ffi/cpu/substitution_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 template <class T>
-void triangular_solve_lanes(const TriangularSolveProblem& p, int64_t begin, int64_t end,
-                            void* scratch) {
+void triangular_solve_groups(const TriangularSolveProblem& p, int64_t begin, int64_t end,
+                             void* scratch) {
   const LowerSystem s = lower_system(p.n, p.nrhs, p.left_side, p.lower, p.transpose, p.conjugate);
   const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
   Lanes<T>* y = right_hand_sides_after(a);
@@ -18,6 +18,37 @@ void triangular_solve_lanes(const TriangularSolveProblem& p, int64_t begin, int6
     substitute_group(s, a, y, p.nrhs, p.unit_diagonal);
     unpack(numbers(y), size * kParts<T>, group_of<T>(p.x, size, m, end));
   }
+}
+
+template <int n, bool kSwapped, bool kReversed, class T>
+JAX_BATCHED_CALLED void triangular_solve_fixed(const TriangularSolveProblem& p, int64_t begin,
+                                               int64_t end) {
+  using Matrix = FixedEntries<T, n * n>;
+  using Column = FixedEntries<T, n>;
+  for (int64_t m = begin; m < end; m += kLanes<T>) {
+    Matrix a;
+    Column y;
+    a.load(static_cast<const Real<T>*>(p.a) + m * (n * n));
+    y.load(static_cast<const Real<T>*>(p.b) + m * n);
+    substitute_fixed<kSwapped, kReversed, n>(a, p.unit_diagonal, y);
+    y.store(static_cast<Real<T>*>(p.x) + m * n);
+  }
+}
+
+template <class T>
+void triangular_solve_lanes(const TriangularSolveProblem& p, int64_t begin, int64_t end,
+                            void* scratch) {
+  const LowerSystem s = lower_system(p.n, p.nrhs, p.left_side, p.lower, p.transpose, p.conjugate);
+  const int64_t whole = end - (end - begin) % kLanes<T>;
+  const bool fixed = p.nrhs == 1 && p.a_map.contiguous() && p.b_map.contiguous() &&
+                     with_fixed_size<T>(p.n, [&](auto n) JAX_BATCHED_INLINED {
+                       with_flag(std::abs(s.a_row) == 1, [&](auto swapped) JAX_BATCHED_INLINED {
+                         with_flag(s.a_row < 0, [&](auto reversed) JAX_BATCHED_INLINED {
+                           triangular_solve_fixed<n, swapped, reversed, T>(p, begin, whole);
+                         });
+                       });
+                     });
+  triangular_solve_groups<T>(p, fixed ? whole : begin, end, scratch);
 }
 
 template <class T>

@@ -72,10 +72,15 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      return args.n == 8 * kTiles ? launch_warp<S, kTiles, kTier.group, kTier.redundant, true,
-                                                kTier.warps, kMinBlocks>(stream, args)
-                                  : launch_warp<S, kTiles, kTier.group, kTier.redundant, false,
-                                                kTier.warps, kMinBlocks>(stream, args);
+      // Those of 16-bit elements are not limited by loads and stores: one for all sizes of a tier.
+      if constexpr (!is_storage_only(kDTypeOf<S>)) {
+        if (args.n == 8 * kTiles) {
+          return launch_warp<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
+                             kMinBlocks>(stream, args);
+        }
+      }
+      return launch_warp<S, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
+          stream, args);
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");

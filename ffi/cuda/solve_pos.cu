@@ -127,8 +127,9 @@ struct TierLauncher {
         }
         // The cap of such a row is for the rolled kernel: the unrolled one would spill.
         constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
-        // Complex kernels are larger and slower to compile: one for all sizes of a tier.
-        if constexpr (!kIsComplex<S>) {
+        // Complex kernels are larger and slower to compile, and so are those of several right-hand
+        // sides: one for all sizes of a tier.
+        if constexpr (!kIsComplex<S> && kTiles <= 8 && kTier.kernel == "warp") {
           if (args.n == 8 * kTiles) {
             return launch_warp<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps, kCap>(
                 stream, args);

@@ -31,10 +31,8 @@ inline constexpr WarpSubstitutionTier kWarpSubstitutionTiers[] = {
     {8, 4, false, true},  {16, 3, true, true}, {32, 2, true, false},
     {16, 4, false, true}, {32, 3, true, true}, {32, 4, true, true},
 };
-// Complex numbers: up to 64 rows.
-constexpr int warp_substitution_max_n(DType dtype) {
-  return dtype == DType::kFloat32 || dtype == DType::kFloat64 ? 128 : 64;
-}
+// Beyond, another kernel is faster but for float32.
+constexpr int warp_substitution_max_n(DType dtype) { return dtype == DType::kFloat32 ? 128 : 64; }
 
 // The largest n that a kernel serves.
 constexpr int64_t substitution_max_n(DType dtype, std::string_view kernel) {

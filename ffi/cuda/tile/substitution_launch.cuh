@@ -55,14 +55,16 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
     constexpr bool kServes = kColumns == 1 ? kShape.one_column : kShape.several_columns;
     if constexpr (kServes && kShape.lanes * kShape.rows <= warp_substitution_max_n(kDTypeOf<T>)) {
       if (s.n <= kShape.lanes * kShape.rows) {
-        if constexpr (kVector<T> > 1) {
+        // With several columns the arithmetic counts: of the large complex kernels one serves all.
+        constexpr bool kOne = kVector<T> == 1 || (kIsComplex<T> && kColumns > 1);
+        if constexpr (!kOne) {
           if (!aligned_rows(s)) {
             return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, false>(stream, s,
                                                                                     sweeps, limit);
           }
         }
-        return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, true>(stream, s, sweeps,
-                                                                               limit);
+        return launch_warp_shape < T, kShape.lanes, kShape.rows, kColumns,
+               !kOne || kVector<T> == 1 > (stream, s, sweeps, limit);
       }
     }
     return launch_warp_tier<T, kColumns, kTier + 1>(stream, s, sweeps, limit);
