@@ -70,11 +70,12 @@ def test_unrolled_kernels_give_the_same_bits(op, dtype):
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
 def test_every_rest_of_a_batch(op, kernel, dtype):
     """Batches from one matrix to more than two groups: the first matrices of the largest."""
-    whole = ops.on_each(op, cases_of(op, dtype, (5, 12), 35), kernel)
-    for batch in range(1, 35):
-        cases = [tuple(x[:batch] for x in case) for case in cases_of(op, dtype, (5, 12), 35)]
-        for part, full in zip(ops.on_each(op, cases, kernel), whole, strict=True):
-            assert ops.same_bits(part, full[:batch])
+    batches = range(1, 36)
+    wholes = cases_of(op, dtype, (5, 12), batches[-1])
+    cases = [tuple(x[:batch] for x in case) for batch in batches for case in wholes]
+    results = ops.on_each(op, cases, kernel)
+    for part, whole in zip(results, results[-2:] * len(batches), strict=True):
+        assert ops.same_bits(part, whole[: len(part)])
 
 
 @pytest.mark.parametrize("op", ops.ONE_EACH[2:], ids=ops.ids)
