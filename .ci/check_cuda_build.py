@@ -40,9 +40,10 @@ def module_bytes(wheel: Path) -> int:
 
 
 def seconds(ninja_log: str) -> int:
-    """How long a build took, from its first command to the end of its last."""
+    """How long the CUDA sources took, from the start of the first to the end of the last."""
     commands = [line.split("\t") for line in ninja_log.splitlines() if not line.startswith("#")]
-    return (max(int(end) for _, end, *_ in commands) - min(int(c[0]) for c in commands)) // 1000
+    times = [(int(start), int(end)) for start, end, _, output, _ in commands if ".cu." in output]
+    return (max(end for _, end in times) - min(start for start, _ in times)) // 1000
 
 
 def main() -> None:
