@@ -1,12 +1,9 @@
 # The module `_cpu`. kernels.cc is compiled once per instruction set; the choice is made at load time.
 set(isa_baseline_flags "")
 set(isas baseline)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  list(APPEND isas avx2)
-  # The same code at another width: left out under sanitizers, where it compiles for minutes.
-  if(NOT JAX_BATCHED_SANITIZE)
-    list(APPEND isas avx512)
-  endif()
+# Other widths of the same code are left out under sanitizers, where they compile for many minutes.
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT JAX_BATCHED_SANITIZE)
+  list(APPEND isas avx2 avx512)
   set(isa_avx2_flags -march=x86-64-v3)
   set(isa_avx512_flags -march=x86-64-v4)
 endif()
