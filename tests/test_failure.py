@@ -107,8 +107,9 @@ def test_info_in_half_precision(op, kernel, stored):
 def test_info_across_the_panels_of_large_matrices(op, dtype):
     rng = np.random.default_rng(0)
     cases, expected = [], []
-    for n in (128, 130, 257, 512):
-        columns = [0, 1, 8, 9, 16, 17, 32, 33, 64, 65, 127, 128, n - 1, n]
+    for n in (72, 97, 105, 128, 130, 257, 512):
+        columns = [0, 1, 8, 9, 16, 17, 32, 33, 55, 56, 64, 65, 127, 128, n - 1, n]
+        columns = [k for k in columns if k <= n]
         cases.append(calls(op, dtype, n, failing_at(rng, dtype, n, columns, -1.0)))
         expected.append(columns)
     for (result, info), columns in zip(ops.on_each(op.with_info, cases), expected, strict=True):
@@ -292,7 +293,7 @@ def test_symmetrizing_reads_both_triangles():
 def test_powers_of_two_pass_through(op, kernel, dtype):
     """Scaling by a power of two is exact, so huge and tiny matrices have the same digits."""
     power = 24 if np.finfo(dtype).bits == 32 else 250
-    sizes = [n for n in (1, 4, 8, 9, 16, 33, 65) if ops.serves(op, kernel, dtype, n)]
+    sizes = [n for n in (1, 4, 8, 9, 16, 33, 65, 121) if ops.serves(op, kernel, dtype, n)]
     cases = [op.operands(dtype, batch=(3,), n=n, nrhs=2, seed=n) for n in sizes]
     unit = op.options.get("unit_diagonal", False)
     expected = ops.on_each(op, cases, kernel)
@@ -317,7 +318,7 @@ def test_powers_of_two_pass_through(op, kernel, dtype):
 @pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.FACTORING), ids=ops.ids)
 def test_badly_scaled_rows_keep_their_digits(op, kernel, dtype):
     """D A D with powers of two in D, from tiny to huge: each row of the result is as accurate."""
-    for n in (4, 9, 17, 33, 65):
+    for n in (4, 9, 17, 33, 65, 99, 121):
         if not ops.serves(op, kernel, dtype, n):
             continue
         operands = op.operands(dtype, batch=(4,), n=n, nrhs=1, seed=n)
@@ -334,7 +335,7 @@ def test_badly_scaled_rows_keep_their_digits(op, kernel, dtype):
         op.check(operands, x)
 
 
-@pytest.mark.parametrize("n", (1, 4, 8, 9, 17, 33, 65, 130))
+@pytest.mark.parametrize("n", (1, 4, 8, 9, 17, 33, 65, 121, 130))
 def test_subnormal_numbers_are_kept(n):
     """XLA's own CPU threads flush them to zero."""
     tiny = np.float32(1e-40)

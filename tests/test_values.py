@@ -13,7 +13,7 @@ import jax_batched as jb
 # Around the edges of the kernels' tiers and blocks.
 SHORT = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 47, 64, 65)
 SMALL = (*range(1, 10), 12, 13, *range(15, 18), 24, 25, *range(31, 34), 40, 41, *range(47, 50))
-MEDIUM = (56, 57, *range(63, 66), 96, 97, 100, 104, 105, *range(127, 131), 160, 161)
+MEDIUM = (56, 57, *range(63, 66), 96, 97, 100, 104, 105, 112, 113, *range(127, 131), 160, 161)
 LARGE = (192, 200, 255, 256, 257, 511, 512, 513)
 FORCED_LARGE = (193, 257, 512)
 NRHS = (1, 2, 3, 8, 17, 33, None)
@@ -44,7 +44,9 @@ def test_every_option(op, dtype, kernel):
     check_sizes(op, dtype, SHORT if op.operation else (1, 3, 9, 33), kernel)
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS, SMALL + MEDIUM), ids=ops.ids
+)
 def test_sizes_around_every_edge(op, dtype, kernel):
     check_sizes(op, dtype, SMALL + MEDIUM, kernel)
 
