@@ -411,6 +411,19 @@ struct SolveWorkspace {
   }
   __device__ __forceinline__ T* sums(int column) const { return base + kSumsAt + 8 * column; }
 
+  // Keeps the diagonal block of panel p for the way back, of which lane r < 8 has row r.
+  __device__ __forceinline__ void keep_block(int p, int r, const T (&row)[8],
+                                             Real<T> reciprocal) const {
+    inverse(p)[r] = reciprocal;
+#pragma unroll
+    for (int k = 0; k < 8; k += kVector<T>) {
+      Vector<T> v;
+#pragma unroll
+      for (int z = 0; z < kVector<T>; ++z) v.v[z] = row[k + z];
+      *reinterpret_cast<Vector<T>*>(block(p) + 8 * r + k) = v;
+    }
+  }
+
   // sums = (sum over j < p of L_pj y_j), rows of tile p.
   __device__ __forceinline__ void sum_left(const Fragment<T, kTiles>& m, int p, int first,
                                            int columns, int lane) const {
@@ -443,11 +456,7 @@ struct SolveWorkspace {
         s0 = add_conj_mul(s0, m[i][p][0], x);
         s1 = add_conj_mul(s1, m[i][p][1], x);
       }
-      const bool second = lane & 16;
-      T sum = (second ? s1 : s0) + shuffle_xor(second ? s0 : s1, 16);
-      sum = sum + shuffle_xor(sum, 8);
-      sum = sum + shuffle_xor(sum, 4);
-      if (lane % 16 < 4) sums(column)[2 * lane - 31 * second] = sum;
+      store_column_sums(sums(column), s0, s1, lane);
     }
   }
 
@@ -573,16 +582,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
         own.vector(0)[8 * p + r + s * Step::kLanes] = b[s];
       }
     }
-    if (r < 8) {
-      own.inverse(p)[r] = inverse;
-#pragma unroll
-      for (int k = 0; k < 8; k += kVector<T>) {
-        Vector<T> v;
-#pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) v.v[z] = x[0][k + z];
-        *reinterpret_cast<Vector<T>*>(own.block(p) + 8 * r + k) = v;
-      }
-    }
+    if (r < 8) own.keep_block(p, r, x[0], inverse);
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
@@ -684,16 +684,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
       const int i = 8 * p + lane + 32 * s;
       if (Step::in_use(p, s) && i < 8 * kTiles) vector[i] = b[s];
     }
-    if (lane < 8) {
-      own.inverse(p)[lane] = inverse;
-#pragma unroll
-      for (int k = 0; k < 8; k += kVector<T>) {
-        Vector<T> v;
-#pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) v.v[z] = x[0][k + z];
-        *reinterpret_cast<Vector<T>*>(own.block(p) + 8 * lane + k) = v;
-      }
-    }
+    if (lane < 8) own.keep_block(p, lane, x[0], inverse);
     __syncwarp();
     with_constant<0, kLast>(p, [&](auto constant) {
       constexpr int kPanel = decltype(constant)::value;

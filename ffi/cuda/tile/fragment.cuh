@@ -307,4 +307,16 @@ __device__ __forceinline__ void load_staged(Fragment<T, kTiles> (&m)[kGroup],
   }
 }
 
+// sums[column] over the 8 rows of a tile, of which lanes hold terms as fragments: s0 and s1 those
+// of a pair of columns. Lanes with bit 4 set reduce the second column of their pair, the others the
+// first.
+template <class T>
+__device__ __forceinline__ void store_column_sums(T* sums, T s0, T s1, int lane) {
+  const bool second = lane & 16;
+  T sum = (second ? s1 : s0) + shuffle_xor(second ? s0 : s1, 16);
+  sum = sum + shuffle_xor(sum, 8);
+  sum = sum + shuffle_xor(sum, 4);
+  if (lane % 16 < 4) sums[2 * lane - 31 * second] = sum;
+}
+
 }  // namespace jax_batched::cuda

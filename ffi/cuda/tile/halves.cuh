@@ -191,12 +191,7 @@ struct Halves {
           s0 = add_mul(s0, m[i][kPanel][0], x);
           s1 = add_mul(s1, m[i][kPanel][1], x);
         }
-        // Lanes with bit 4 set reduce the second column of their pair, the others the first.
-        const bool second = lane & 16;
-        float sum = (second ? s1 : s0) + shuffle_xor(second ? s0 : s1, 16);
-        sum = sum + shuffle_xor(sum, 8);
-        sum = sum + shuffle_xor(sum, 4);
-        if (lane % 16 < 4) sums[2 * lane - 31 * second] = sum;
+        store_column_sums(sums, s0, s1, lane);
         *reinterpret_cast<Pair<float>*>(tile + 8 * g + h) = {m[kPanel][kPanel][0],
                                                              m[kPanel][kPanel][1]};
       });
