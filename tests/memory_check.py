@@ -88,11 +88,11 @@ def main() -> None:
         for dtype in arguments.dtype:
             calls = 0
             for kernel, sizes in SIZES.items():
-                served = [n for n in sizes if ops.serves(op, kernel, dtype, n)]
                 cases = [
                     operands(op, dtype, arguments.batch if n <= 100 else 3, n, nrhs)
-                    for n in served
+                    for n in sizes
                     for nrhs in ((1,) if op.factors else (1, 5))
+                    if ops.serves(op, kernel, dtype, n, nrhs)
                 ]
                 if not cases:
                     continue

@@ -16,7 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_batched as jb
-from jax_batched._ffi import cuda_tiers, force_kernel, target_name
+from jax_batched._ffi import (
+    cuda_tiers,
+    force_kernel,
+    is_fused,
+    serves_stored,
+    target_name,
+)
 from jax_batched.tune import compute_capability
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
@@ -384,7 +390,7 @@ WITH_KERNELS = [op for op in REDUCED if op.operation]
 SUBSTITUTING = [op for op in WITH_KERNELS if not op.factors]
 
 
-def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
+def serves(op: Op, kernel: str, dtype: Any, n: int, nrhs: int = 1) -> bool:
     """Whether a kernel can be forced for this call on the present platform."""
     if kernel == "":
         return True
@@ -392,17 +398,20 @@ def serves(op: Op, kernel: str, dtype: Any, n: int) -> bool:
         return False
     if _ON_CPU:
         return True
-    # An operation without kernels of 16-bit elements is one of float32 between casts.
-    stored = np.dtype(dtype).name in STORED
-    own = stored and any(tier[:2] == (op.operation, "float16") for tier in cuda_tiers())
-    computed = "float16" if own else "float32" if stored else np.dtype(dtype).name
-    return any(
-        (tier.operation, tier.kernel, tier.dtype) == (op.operation, kernel, computed)
+    name = np.dtype(dtype).name
+    if name in STORED:  # elsewhere they are cast to float32 and back
+        name = "float16" if serves_stored("cuda", op.operation, n, nrhs) else "float32"
+    called = {op.operation}
+    if op.operation == "solve_pos" and not is_fused("cuda", n, nrhs, dtype):
+        called = {"cholesky", "cho_solve"}
+    return called <= {
+        tier.operation
+        for tier in cuda_tiers()
+        if (tier.kernel, tier.dtype) == (kernel, name)
         and tier.min_n <= n <= tier.max_n
         and tier.capability <= compute_capability()
         and not tier.fast
-        for tier in cuda_tiers()
-    )
+    }
 
 
 def by_kernel(

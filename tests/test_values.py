@@ -20,19 +20,21 @@ NRHS = (1, 2, 3, 8, 17, 33, None)
 BATCHES = (1, 31, 33)
 
 
-def calls(op, dtype, sizes):
+def calls(op, dtype, sizes, kernel=""):
     """Operands for each size: ragged batches of small ones, right-hand sides of each number."""
+    sizes = [n for n in sizes if ops.serves(op, kernel, dtype, n)]
     rows = zip(sizes, itertools.cycle(BATCHES), itertools.cycle(NRHS), strict=False)
     return [
         op.operands(
             dtype, batch=(batch if n <= 64 else 1 + (n < 256),), n=n, nrhs=nrhs or n, seed=n
         )
         for n, batch, nrhs in rows
+        if ops.serves(op, kernel, dtype, n, nrhs or n)
     ]
 
 
 def check_sizes(op, dtype, sizes, kernel):
-    cases = calls(op, dtype, [n for n in sizes if ops.serves(op, kernel, dtype, n)])
+    cases = calls(op, dtype, sizes, kernel)
     assert cases
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
         op.check(operands, result)
@@ -71,7 +73,7 @@ def test_every_number_of_right_hand_sides(op, dtype, kernel):
         op.operands(dtype, batch=(3,), n=n, nrhs=nrhs, seed=nrhs)
         for n, counts in ((5, (*range(1, 10), 16, 17, 31, 33, 64, 65)), (33, (1, 4, 9, 32, 129)))
         for nrhs in counts
-        if ops.serves(op, kernel, dtype, n)
+        if ops.serves(op, kernel, dtype, n, nrhs)
     ]
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
         op.check(operands, result)
@@ -110,14 +112,18 @@ OWN_KERNELS = ("cholesky", "solve_pos")
 def test_half_precision_is_float32_rounded_once(op, kernel, stored):
     """Bit for bit. (A kernel of 16-bit elements without one of float32: against the default.)"""
     sizes = (*SHORT, 40, 48, 49, 56) if op.operation in OWN_KERNELS else (1, 9, 33, 65)
+    served = [
+        (n, nrhs)
+        for n in (*sizes, 64, 96, 97)
+        for nrhs in (1, 3)
+        if ops.serves(op, kernel, stored, n, nrhs)
+    ]
     cases = [
         tuple(x.astype(stored) for x in op.operands("float32", batch=(33,), n=n, nrhs=k, seed=n))
-        for n in (*sizes, 64, 96, 97)
-        if ops.serves(op, kernel, stored, n)
-        for k in ((1,) if op.operation == "solve_pos" and kernel != "" else (1, 3))
+        for n, k in served
     ]
     wide = [tuple(x.astype(np.float32) for x in operands) for operands in cases]
-    same = all(ops.serves(op, kernel, "float32", x[0].shape[-1]) for x in wide)
+    same = all(ops.serves(op, kernel, "float32", n, nrhs) for n, nrhs in served)
     exact = ops.on_each(op, wide, kernel if same else "")
     for operands, result, full in zip(cases, ops.on_each(op, cases, kernel), exact, strict=True):
         op.check(operands, result)
