@@ -36,7 +36,7 @@ bool aligned_rows(const Substitution<T>& s) {
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 cudaError_t launch_warp_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                               size_t limit) {
-  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns>;
+  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>;
   const FoldedTriangle<T> folded{s.n, kAligned};
   const size_t bytes = sizeof(T) * Shape::kWarps * Shape::warp_elements(folded);
   if (bytes > limit) return kDoesNotFit;
@@ -89,7 +89,7 @@ cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>&
 template <class T, int kColumns, int kStages, bool kAligned>
 cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                                 size_t limit) {
-  const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages>::shared_bytes(s.n);
+  const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages, kAligned>::shared_bytes(s.n);
   if (bytes > limit) return kDoesNotFit;
   const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
   return launch<&stream_substitution<T, kColumns, kStages, kAligned>>(

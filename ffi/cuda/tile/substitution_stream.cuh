@@ -13,10 +13,25 @@
 
 namespace jax_batched::cuda {
 
-template <class T, int kColumns, int kStages>
+// Where the rows of a tile lie in shared memory: an odd number of vectors apart, for lanes that
+// read vectors of neighbouring rows. Rows that are no whole vectors are read by elements; they
+// start at different places within a vector, so that the banks of 32 rows differ if after every 8
+// of them a vector is skipped.
+template <class T, bool kAligned>
+struct TileLayout {
+  static constexpr int kV = kVector<T>;
+  static constexpr int kRowVectors = 32 / kV + 1;
+  static constexpr int kPitch = kRowVectors * kV;
+  static constexpr int kTile = 32 * kPitch + (kAligned ? 0 : 4 * kV);
+
+  static __device__ __forceinline__ int row(int r) {
+    return r * kPitch + (kAligned ? 0 : r / 8 * kV);
+  }
+};
+
+template <class T, int kColumns, int kStages, bool kAligned>
 struct StreamSubstitutionShape {
-  static constexpr int kPitch = 32 + kVector<T>;  // an odd number of vectors
-  static constexpr int kTile = 32 * kPitch;
+  static constexpr int kTile = TileLayout<T, kAligned>::kTile;
   static size_t shared_bytes(int64_t n) {
     return (kStages * kTile + static_cast<size_t>(n + 31) / 32 * 32 * kColumns) * sizeof(T);
   }
@@ -48,7 +63,8 @@ struct TriangleCursor {
 template <class T, bool kAligned>
 struct StoredTriangle {
   static constexpr int kV = kVector<T>;
-  static constexpr int kPitch = 32 + kV;
+  using Layout = TileLayout<T, kAligned>;
+  static constexpr int kPitch = Layout::kPitch;
   const T* a;
   int n;
   bool upper;
@@ -59,46 +75,47 @@ struct StoredTriangle {
     return upper ? n * n - s * n - c - 32 : s * n + c;
   }
   // Where L(s, c) of a tile with first column c lies in the tile's row s.
-  __device__ __forceinline__ int origin(int s) const {
-    return (kAligned ? 0 : (shift + run(s, 0)) & (kV - 1)) + (upper ? 31 : 0);
+  __device__ __forceinline__ int origin(int s) const { return past_boundary(s) + (upper ? 31 : 0); }
+
+  // Elements between a vector boundary and the first element of the run in row s.
+  __device__ __forceinline__ int past_boundary(int s) const {
+    return kAligned ? 0 : (shift + run(s, 0)) & (kV - 1);
   }
 
-  // Starts the copy of a tile: all vectors that hold some of the triangle, no others.
+  // Starts the copy of a tile: all vectors that hold some of the triangle, no others. A pass takes
+  // kV rows, so a lane's rows all start at the same place within a vector.
   __device__ __forceinline__ void copy(T* tile, const TriangleCursor& at, int lane) const {
-    if constexpr (kAligned) {
-      constexpr int kRun = 32 / kV;  // vectors of a row
-      constexpr int kRowsAtOnce = 32 / kRun;
-      const int position = lane % kRun * kV;
-      int s = 32 * at.row + lane / kRun;
-      const int c = 32 * at.column + (upper ? 32 - kV - position : position);  // the least
-      const T* source = a + run(s, 32 * at.column) + position;
-      T* destination = tile + lane / kRun * kPitch + position;
-      const int step = upper ? -kRowsAtOnce * n : kRowsAtOnce * n;
+    constexpr int kRun = 32 / kV;  // vectors of a row; one more if it is not aligned
+    const int row = lane / kRun, position = lane % kRun * kV;
+    int s = 32 * at.row + row;
+    const int past = past_boundary(s);
+    // Of the entries in a vector, the one with the least column.
+    const int c = 32 * at.column + (upper ? 32 - kV - position + past : position - past);
+    const T* from = a + run(s, 32 * at.column) - past + position;
+    T* const to = tile + Layout::row(row) + position;
+    const int step = upper ? -kV * n : kV * n;
 #pragma unroll 8
-      for (int u = 0; u < kRun; ++u) {
-        if (s < n && c <= s) {
-          copy_async(reinterpret_cast<Vector<T>*>(destination),
-                     reinterpret_cast<const Vector<T>*>(source));
-        }
-        s += kRowsAtOnce;
-        source += step;
-        destination += kRowsAtOnce * kPitch;
+    for (int u = 0; u < kRun; ++u) {
+      if (s < n && c <= s) copy_vector(to + Layout::row(u * kV), from);
+      s += kV;
+      from += step;
+    }
+    if constexpr (!kAligned) {
+      s = 32 * at.row + lane;
+      const int before = past_boundary(s);
+      const bool some = upper || 32 * at.column + 32 - before <= s;
+      if (before != 0 && s < n && some) {
+        copy_vector(tile + Layout::row(lane) + 32, a + run(s, 32 * at.column) - before + 32);
       }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void copy_vector(T* to, const T* from) const {
+    if constexpr (kAligned) {
+      copy_async(reinterpret_cast<Vector<T>*>(to), reinterpret_cast<const Vector<T>*>(from));
     } else {
-      constexpr int kRun = kPitch / kV;
-#pragma unroll 3
-      for (int t = lane; t < 32 * kRun; t += 32) {
-        const int row = t / kRun;
-        const int s = 32 * at.row + row;
-        if (s >= n) continue;
-        const int start = run(s, 32 * at.column);
-        const int element = start - ((shift + start) & (kV - 1)) + t % kRun * kV;
-        // Entries c of the row that are needed: 0 .. last, from the start of the tile.
-        const int last = min(31, s - 32 * at.column);
-        const int low = upper ? start + 31 - last : start;
-        if (element > low + last || element + kV <= low) continue;
-        copy_vector_inside(tile + t * kV, a, element, n * n);
-      }
+      copy_vector_inside(to, a, static_cast<int>(from - a), n * n);
     }
   }
 };
@@ -122,7 +139,7 @@ template <class T, int kColumns, bool kAligned>
 struct StreamTile {
   using Sweep = WarpSweep<T, 32, 1, kColumns, kAligned>;
   static constexpr int kSteps = Sweep::kGroup;
-  static constexpr int kPitch = 32 + kVector<T>;
+  using Layout = TileLayout<T, kAligned>;
 
   // y(i) of the diagonal block from c_i, by its substitution.
   static __device__ __forceinline__ void solve_diagonal(Sweep& sweep, T (&c)[kColumns], int row,
@@ -166,15 +183,18 @@ struct StreamTile {
       const StoredTriangle<T, kAligned>& triangle, const Sweep& sweep, T (&c)[kColumns], const T* y,
       int row) {
     const T* const own = sweep.folded + sweep.direction * sweep.lane;
-    if (kAligned && sweep.n == 32) {
-      const T* const first = own + triangle.origin(row);
+    if (sweep.n == 32) {
+      constexpr int kV = kVector<T>;
+      const T* first[kV];  // of row k at first[k % kV] + Layout::row(k)
+#pragma unroll
+      for (int k = 0; k < kV; ++k) first[k] = own + triangle.origin(row + k);
 #pragma unroll
       for (int k = 32 - kSteps; k >= 0; k -= kSteps) {
         T y_k[kSteps * kColumns];
         load_shared(y_k, y + k * kColumns);
 #pragma unroll
         for (int z = kSteps - 1; z >= 0; --z) {
-          const T m = first[(k + z) * kPitch];
+          const T m = first[(k + z) % kV][Layout::row(k + z)];
 #pragma unroll
           for (int r = 0; r < kColumns; ++r) c[r] = sub_mul(c[r], m, y_k[z * kColumns + r]);
         }
@@ -182,7 +202,7 @@ struct StreamTile {
     } else {
 #pragma unroll 4
       for (int k = sweep.n - 1; k >= 0; --k) {
-        const T m = own[k * kPitch + triangle.origin(row + k)];
+        const T m = own[Layout::row(k) + triangle.origin(row + k)];
 #pragma unroll
         for (int r = 0; r < kColumns; ++r) c[r] = sub_mul(c[r], m, y[k * kColumns + r]);
       }
@@ -194,7 +214,7 @@ struct StreamTile {
 template <class T, int kColumns, int kStages, bool kAligned>
 __global__ void __launch_bounds__(32)
     stream_substitution(const Substitution<T> s, const int sweeps, const int64_t column_groups) {
-  using Shape = StreamSubstitutionShape<T, kColumns, kStages>;
+  using Shape = StreamSubstitutionShape<T, kColumns, kStages, kAligned>;
   using Tile = StreamTile<T, kColumns, kAligned>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);
@@ -260,7 +280,7 @@ __global__ void __launch_bounds__(32)
         T* const tile = tiles + stage * Shape::kTile;
         sweep.folded = tile;
         sweep.n = min(32, n - 32 * at.row);
-        sweep.origin[0] = lane * Shape::kPitch + triangle.origin(32 * at.row + lane);
+        sweep.origin[0] = Tile::Layout::row(lane) + triangle.origin(32 * at.row + lane);
         T* const own = y + (32 * (ascending ? at.row : at.column) + lane) * kColumns;
         if (at.column == 0 || !ascending) {
 #pragma unroll

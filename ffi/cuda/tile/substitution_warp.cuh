@@ -45,7 +45,9 @@ __device__ __forceinline__ void copy_vector_inside(T* to, const T* a, int elemen
 // Line f holds row n - 1 - f from its start and row f up to its end; together they are of the same
 // length for each f, so half the memory of a square serves, and the start of a row is a product.
 // Lines are an odd number of vectors apart: lanes that read vectors of neighbouring rows meet no
-// bank conflict.
+// bank conflict. Rows that are not aligned are read by elements; they start at different places
+// within a vector, so that the banks of 32 lines differ if after every 8 of them a vector is
+// skipped (kSkips).
 template <class T>
 struct FoldedTriangle {
   int n;
@@ -63,17 +65,24 @@ struct FoldedTriangle {
     return make_odd(most);
   }
   __host__ __device__ int pitch() const { return line_vectors() * kVector<T>; }
+  // Elements skipped before a line.
+  template <bool kSkips>
+  static __host__ __device__ int skipped(int line) {
+    return kSkips ? line / 8 * kVector<T> : 0;
+  }
   // Where the vectors of row s start.
-  template <bool kAligned>
+  template <bool kAligned, bool kSkips>
   __device__ __forceinline__ int row_start(int s) const {
     const bool second = 2 * s + 1 < n;
     const int line = second ? s : n - 1 - s;
-    return line * pitch() + (second ? pitch() - vectors<kAligned>(s + 1) * kVector<T> : 0);
+    return line * pitch() + skipped<kSkips>(line) +
+           (second ? pitch() - vectors<kAligned>(s + 1) * kVector<T> : 0);
   }
 };
 
-template <class T, int kLanes, int kRows, int kColumns>
+template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 struct WarpSubstitutionShape {
+  static constexpr bool kSkips = !kAligned && kLanes == 32;
   static constexpr int kMatrices = 32 / kLanes;  // of a warp
   static constexpr int kWarps = kLanes * kRows <= 32 ? 4 : 1;
   // Resident blocks that the register cap is for: many small triangles fit in shared memory.
@@ -88,7 +97,8 @@ struct WarpSubstitutionShape {
   // entries of a row use different banks.
   static __host__ __device__ int matrix_pitch(const FoldedTriangle<T>& folded) {
     constexpr int kWords = sizeof(T) / 4;
-    const int elements = folded.lines() * folded.pitch();
+    const int elements = folded.lines() * folded.pitch() +
+                         FoldedTriangle<T>::template skipped<kSkips>(folded.lines() - 1);
     const int bank = elements * kWords % 32;
     return elements + (32 + kLanes * kWords % 32 - bank) % 32 / kWords;
   }
@@ -99,7 +109,7 @@ struct WarpSubstitutionShape {
 
 // Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch. All lanes work on
 // one matrix at a time: with a few lanes on each of several the same copies took a tenth longer.
-template <bool kAligned, int kMatrices, class T>
+template <bool kAligned, bool kSkips, int kMatrices, class T>
 __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* const (&a)[kMatrices],
                                                const FoldedTriangle<T>& shape, bool upper,
                                                int lane) {
@@ -119,7 +129,7 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
     const int vector = second ? from_end : position;        // of the row
 #pragma unroll
     for (int m = 0; m < kMatrices; ++m) {
-      T* const to = folded + m * pitch + t * kV;
+      T* const to = folded + m * pitch + t * kV + FoldedTriangle<T>::template skipped<kSkips>(line);
       if constexpr (kAligned) {
         const int element = row / kV * kV + vector * kV;
         if (element <= row + s) {
@@ -361,10 +371,11 @@ struct LaneColumns {
 };
 
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
-__global__ void __launch_bounds__(32 * WarpSubstitutionShape<T, kLanes, kRows, kColumns>::kWarps,
-                                  WarpSubstitutionShape<T, kLanes, kRows, kColumns>::kMinBlocks)
+__global__ void __launch_bounds__(
+    32 * WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>::kWarps,
+    WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>::kMinBlocks)
     warp_substitution(const Substitution<T> s, const int sweeps, const FoldedTriangle<T> shape) {
-  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns>;
+  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>;
   constexpr int kMatrices = Shape::kMatrices;
   extern __shared__ __align__(16) unsigned char shared[];
   const int n = s.n;
@@ -393,7 +404,7 @@ __global__ void __launch_bounds__(32 * WarpSubstitutionShape<T, kLanes, kRows, k
       const auto address = reinterpret_cast<unsigned long long>(own);
       a[m] = reinterpret_cast<const T*>(__shfl_sync(kFullWarp, address, m * kLanes));
     }
-    copy_triangles<kAligned>(triangles, pitch, a, shape, upper, threadIdx.x % 32);
+    copy_triangles<kAligned, Shape::kSkips>(triangles, pitch, a, shape, upper, threadIdx.x % 32);
     commit_copies();
     const T* const b = s.b_of(entry);
     T* const x = s.x_of(entry);
@@ -412,8 +423,8 @@ __global__ void __launch_bounds__(32 * WarpSubstitutionShape<T, kLanes, kRows, k
     for (int r = 0; r < kRows; ++r) {
       const int i = min(lane + r * kLanes, n - 1);
       const int first = shift + (upper ? (n - 1 - i) * (n + 1) : i * n);
-      sweep.origin[r] =
-          shape.template row_start<kAligned>(i) + first % kVector<T> + (upper ? i : 0);
+      sweep.origin[r] = shape.template row_start<kAligned, Shape::kSkips>(i) + first % kVector<T> +
+                        (upper ? i : 0);
       const bool one = s.unit_diagonal || lane + r * kLanes >= n;
       sweep.divisor[r] = Divisor<T>::of(one ? T(1) : folded[sweep.origin[r] + sweep.direction * i]);
     }
