@@ -55,6 +55,11 @@ cudaError_t launch_left(cudaStream_t stream, const SolvePosArguments<double>& ar
       stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
 }
 
+// Whether "rows" takes several right-hand sides: beside larger complex matrices a lane has no
+// registers for them.
+template <class S, int kSlots>
+inline constexpr bool kManyByRows = !kIsComplex<S> || kSlots * (kSlots + 1) / 2 * sizeof(S) <= 48;
+
 // Up to this n the way back of one right-hand side in "left" is faster as products.
 inline constexpr int kMaxLeftProductsN = 88;
 
@@ -82,8 +87,11 @@ struct TierLauncher {
                                                                                            args);
       } else if (args.nrhs == 1) {
         return launch_rows<S, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
-      } else {
+      } else if constexpr (kManyByRows<S, kSlots>) {
         return launch_rows<S, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
+      } else {
+        static_assert(kLanes == 8, "slots are the tiles of the warp kernel");
+        return launch_warp<S, kSlots, 1, false, false, 1, 1>(stream, args);
       }
     } else if constexpr (kTier.kernel == "beside") {
       constexpr int kWorkers = kTier.warps - 2;

@@ -22,9 +22,9 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  // "thread", "rows", "warp", "tiles" (for several right-hand sides: "warp" or, of doubles,
-  // "resident"), "resident", "halves", "left" (with right-hand sides in a warp: "beside") or
-  // "block". Those of dtype kFloat16 are of 16-bit elements in either format.
+  // "thread", "rows" and "tiles" (where they do not take several right-hand sides: "warp" or, of
+  // doubles, "resident"), "warp", "resident", "halves", "left" (with right-hand sides in a warp:
+  // "beside") or "block". Those of dtype kFloat16 are of 16-bit elements in either format.
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
@@ -193,17 +193,17 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 129, 144, "left", 1, false, 6, 2},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},
-    {DType::kComplex64, 9, 16, "warp", 2, false, 4, 0},
-    {DType::kComplex64, 17, 24, "warp", 1, false, 4, 0},
-    {DType::kComplex64, 25, 32, "warp", 1, false, 1, 0},
+    {DType::kComplex64, 9, 16, "rows", 4, false, 1, 20},
+    {DType::kComplex64, 17, 24, "rows", 4, false, 1, 12},
+    {DType::kComplex64, 25, 32, "rows", 4, false, 1, 0},
     {DType::kComplex64, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kComplex64, 49, 56, "warp", 1, false, 1, 0},
     {DType::kComplex64, 57, 64, "warp", 1, false, 1, 0},
 
     {DType::kComplex128, 1, 8, "thread", 32, false, 1, 0},
-    {DType::kComplex128, 9, 16, "warp", 2, false, 4, 0},
-    {DType::kComplex128, 17, 24, "warp", 1, false, 4, 0},
+    {DType::kComplex128, 9, 16, "rows", 4, false, 1, 12},
+    {DType::kComplex128, 17, 24, "rows", 4, false, 1, 0},
     {DType::kComplex128, 25, 32, "warp", 1, false, 1, 0},
     {DType::kComplex128, 33, 40, "warp", 1, false, 1, 0},
     {DType::kComplex128, 41, 48, "warp", 1, false, 1, 0},
