@@ -28,7 +28,9 @@ from jax_batched import _ffi
 Array = np.ndarray[Any, Any]
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
-# Number of right-hand sides that is measured, and the largest number that it stands for.
+# Of these operations: a number of right-hand sides that is measured, and the largest that it stands
+# for.
+SUBSTITUTIONS = ("triangular_solve", "cho_solve")
 NRHS_CLASSES: dict[int, int | None] = {1: 1, 4: 8, 16: 32, 64: None}
 SIZES = sorted({*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(160, 513, 32)})
 LARGE_N = 192  # from here on 512 MiB are one wave of blocks or less on a large GPU
@@ -38,6 +40,7 @@ MAX_RATIO = 30.0  # LAPACK's threshold for its test ratios
 DISTINCT = 64  # matrices with values of their own; the batch repeats them
 ROUNDS = 5
 ROUND_S = 0.01
+HOPELESS = 3  # times the time of the fastest: not worth rounds
 NOISE = 1.02  # a kernel replaces another if it is faster than this many times
 
 TABLE = Path("ffi/cuda/tuned_tiers.h")
@@ -304,14 +307,11 @@ def usual_mebibytes(n: int) -> float:
     return LARGE_MEBIBYTES if n >= LARGE_N else 512
 
 
-def nrhs_classes(operation: str) -> dict[int, int | None]:
+def nrhs_classes(operation: str, wanted: Sequence[int]) -> dict[int, int | None]:
     """Numbers of right-hand sides to measure; the choice for solve_pos depends on n alone."""
-    return NRHS_CLASSES if operation in ("triangular_solve", "cho_solve") else {1: None}
-
-
-def plan(kind: Kind, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """(nrhs, n) of each measurement."""
-    return list(itertools.product(nrhs_classes(kind.operation), sizes))
+    if operation not in SUBSTITUTIONS:
+        return {1: None}
+    return {nrhs: limit for nrhs, limit in NRHS_CLASSES.items() if nrhs in wanted}
 
 
 @jax.jit
@@ -357,7 +357,10 @@ class Point:
 
 
 def measure(programs: Mapping[str, Callable[[], jax.Array]]) -> dict[str, float]:
-    """Seconds per call of each program: they take turns, the median of several rounds."""
+    """Seconds per call of each program: they take turns, the median of several rounds.
+
+    A program that takes much longer than another one is run twice, no more.
+    """
 
     def seconds(run: Callable[[], jax.Array], calls: int) -> float:
         start = perf_counter()
@@ -367,12 +370,14 @@ def measure(programs: Mapping[str, Callable[[], jax.Array]]) -> dict[str, float]
         return perf_counter() - start
 
     once = {name: min(seconds(run, 1) for _ in range(2)) for name, run in programs.items()}
-    calls = {name: 2 + int(ROUND_S / max(time, 1e-6)) for name, time in once.items()}
+    slowest = HOPELESS * min(once.values(), default=0.0)
+    close = {name: run for name, run in programs.items() if once[name] <= slowest}
+    calls = {name: 2 + int(ROUND_S / max(once[name], 1e-6)) for name in close}
     rounds = [
-        {name: seconds(run, calls[name]) / calls[name] for name, run in programs.items()}
+        {name: seconds(run, calls[name]) / calls[name] for name, run in close.items()}
         for _ in range(ROUNDS)
     ]
-    return {name: median(times[name] for times in rounds) for name in programs}
+    return once | {name: median(times[name] for times in rounds) for name in close}
 
 
 def measure_point(
@@ -439,7 +444,11 @@ def changes(
 
 
 def tune(
-    kind: Kind, sizes: Sequence[int], mebibytes: float | None, step: Callable[[str], None]
+    kind: Kind,
+    sizes: Sequence[int],
+    classes: Mapping[int, int | None],
+    mebibytes: float | None,
+    step: Callable[[str], None],
 ) -> tuple[Block, list[str], list[str]]:
     """Measures one kind of call: its block of the table, what changed, and what went wrong."""
     tiers = _ffi.cuda_tiers()
@@ -448,7 +457,7 @@ def tune(
     kernels: dict[int | None, dict[int, str]] = {}
     changed: list[str] = []
     faults: list[str] = []
-    for nrhs, limit in nrhs_classes(kind.operation).items():
+    for nrhs, limit in classes.items():
 
         def in_use(n: int, nrhs: int = nrhs) -> str:
             return str(
@@ -462,15 +471,20 @@ def tune(
         last = ""
         for n in sizes:
             step(f"{kind} n={n} nrhs={nrhs}")
+            names = candidates(kind, n, tiers)
+            if len(names) == 1:
+                continue  # it serves anyway
             memory = mebibytes or usual_mebibytes(n)
-            seconds, wrong = measure_point(kind, n, nrhs, memory, candidates(kind, n, tiers))
+            seconds, wrong = measure_point(kind, n, nrhs, memory, names)
             faults += wrong
             if seconds:
                 times[n] = seconds
                 winners[n] = last = pick(seconds, (in_use(n), last))
         kernels[limit] = spread(kind, winners, tiers)
         old = {n: in_use(n) for n in kernels[limit]}
-        prefix = f"{kind}, {nrhs} right-hand sides, " if len(plan(kind, [1])) > 1 else f"{kind}, "
+        prefix = f"{kind}, " + (
+            f"{nrhs} right-hand sides, " if kind.operation in SUBSTITUTIONS else ""
+        )
         changed += [prefix + line for line in changes(kernels[limit], old, times)]
     note = (
         f"{jax.devices()[0].device_kind}, {datetime.now(UTC).date()}, "
@@ -495,6 +509,15 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--op", nargs="+", choices=RECIPES, default=list(RECIPES), help="operations (default: all)")
     add("--dtype", nargs="+", choices=DTYPES, default=list(DTYPES), help="dtypes (default: all)")
     add("--n", nargs="+", type=sizes_of, help="sizes: 4,8,16 or ranges as Python's, 8:513:8")
+    add(
+        "--nrhs",
+        nargs="+",
+        type=int,
+        choices=NRHS_CLASSES,
+        default=list(NRHS_CLASSES),
+        help="numbers of right-hand sides of triangular_solve and cho_solve, each of which stands "
+        "for a range (default: all)",
+    )
     add(
         "--mebibytes",
         type=float,
@@ -536,25 +559,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     require_gpu()
     jax.config.update("jax_enable_x64", True)
     capability, tiers = compute_capability(), _ffi.cuda_tiers()
-    work: dict[Kind, list[int]] = {}
+    work: dict[Kind, tuple[list[int], dict[int, int | None]]] = {}
     for operation, dtype in itertools.product(options.op, options.dtype):
         mine = [t for t in tiers if (t.operation, t.dtype) == (operation, dtype)]
         for fast in sorted({tier.fast for tier in mine} | {False}):
             kind = Kind(capability, operation, fast, dtype)
-            work[kind] = (
+            sizes = (
                 default_sizes(kind, tiers)
                 if options.n is None
                 else measured_sizes(kind, options.n, tiers)
             )
-    total = sum(len(plan(kind, sizes)) for kind, sizes in work.items())
+            work[kind] = sizes, nrhs_classes(operation, options.nrhs)
+    total = sum(len(sizes) * len(classes) for sizes, classes in work.values())
     print(f"{jax.devices()[0].device_kind}, sm_{capability}: {total} measurements", flush=True)
 
     found: Table = {}
     changed: list[str] = []
     faults: list[str] = []
     with progress(total) as step:
-        for kind, sizes in work.items():
-            block, lines, wrong = tune(kind, sizes, options.mebibytes, step)
+        for kind, (sizes, classes) in work.items():
+            block, lines, wrong = tune(kind, sizes, classes, options.mebibytes, step)
             found[kind] = block
             changed += lines
             faults += wrong
