@@ -3,7 +3,7 @@
 `python -m benchmarks.report docs/performance.md benchmarks/results/DEVICE.jsonl` writes what a
 section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of
 SECTIONS below, and draws the pictures beside the results file. Rows are also taken from
-DEVICE_sizes.jsonl, DEVICE_energy.jsonl and DEVICE_scaling.jsonl.
+DEVICE_sizes.jsonl, DEVICE_variants.jsonl, DEVICE_energy.jsonl and DEVICE_scaling.jsonl.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import documents, energy, sizes
+from benchmarks import documents, energy, sizes, variants
 from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS
 from benchmarks.plot import (
     DTYPES,
@@ -212,6 +212,11 @@ def odd_sizes(file: Path, document: Path) -> Iterator[str]:
     yield from sizes.markdown(load(beside(file, "sizes")))
 
 
+def variants_table(file: Path, document: Path) -> Iterator[str]:
+    """Variants of the triangular solve beside each other."""
+    yield from variants.markdown(load(beside(file, "variants")))
+
+
 def joules(file: Path, document: Path) -> Iterator[str]:
     """Energy per matrix."""
     yield from energy.markdown(load(beside(file, "energy")))
@@ -250,6 +255,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "refined": refined,
     "scaling": scaling,
     "odd_sizes": odd_sizes,
+    "variants": variants_table,
     "energy": joules,
     "published": published,
 }

@@ -65,7 +65,14 @@ class ScalingRow(Case):
     efficiency: float
 
 
-AnyRow = Row | EnergyRow | ScalingRow
+class VariantRow(Case):
+    """One measurement of a variant of an operation."""
+
+    variant: str
+    ms: float
+
+
+AnyRow = Row | EnergyRow | ScalingRow | VariantRow
 Key = tuple[Any, ...]
 
 
@@ -84,13 +91,14 @@ def key(row: AnyRow) -> Key:
         row["nrhs"],
         row["batch"],
         row["impl"],
+        row.get("variant", ""),
         row.get("scaling", ""),
         row.get("devices", 1),
     )
 
 
 def load(path: Path) -> list[Any]:
-    """The rows of a file, `Row`, `EnergyRow` or `ScalingRow`; none where there is no file."""
+    """The rows of a file, of one of the kinds above; none where there is no file."""
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
