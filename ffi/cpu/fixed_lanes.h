@@ -30,7 +30,9 @@ JAX_BATCHED_INLINE bool with_fixed_size(int64_t n, F f) {
 // kCount entries of each matrix of a group.
 template <class R, int kCount>
 struct FixedEntries {
-  static constexpr int kPiece = Square<R>::kPiece;
+  // Columns of the squares that are transposed: by lines there must be as many entries.
+  static constexpr int kPiece =
+      Square<R>::kByLines && kCount >= kLanes<R> ? kLanes<R> : Square<R>::kPiece;
 
   typename Simd<R>::Vector entry[kCount];
 
@@ -40,6 +42,7 @@ struct FixedEntries {
   // From and to kLanes neighbours in memory, a piece of each at a time; the last piece is moved
   // back to end with the matrix. Calls, as they are most of the code and every operation has them.
   JAX_BATCHED_CALLED void load(const R* first) {
+    fetch_lines<Fetch::kRead>(bytes(first) + kAheadBytes, bytes(first + kNumbers) + kAheadBytes);
     if constexpr (kCount < kPiece) {
       unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
         for (int l = 0; l < kLanes<R>; ++l) entry[e][l] = first[l * kCount + e];
@@ -66,7 +69,17 @@ struct FixedEntries {
     }
   }
 
+  // What is stored later is fetched now.
+  static JAX_BATCHED_INLINE void fetch_to_store(const R* first) {
+    fetch_lines<Fetch::kWrite>(bytes(first), bytes(first + kNumbers));
+  }
+
  private:
+  static constexpr int kNumbers = kCount * kLanes<R>;
+  // How far ahead of what is loaded lines are fetched.
+  static constexpr int kAheadBytes = 4096;
+
+  static const char* bytes(const R* p) { return reinterpret_cast<const char*>(p); }
   template <class F>
   static JAX_BATCHED_INLINE void each_piece(F f) {
     unrolled<(kCount + kPiece - 1) / kPiece>([&](auto piece) JAX_BATCHED_INLINED {
