@@ -42,7 +42,7 @@ struct FixedEntries {
   // From and to kLanes neighbours in memory, a piece of each at a time; the last piece is moved
   // back to end with the matrix. Calls, as they are most of the code and every operation has them.
   JAX_BATCHED_CALLED void load(const R* first) {
-    fetch_lines<Fetch::kRead>(bytes(first) + kAheadBytes, bytes(first + kNumbers) + kAheadBytes);
+    fetch_ahead<Fetch::kRead>(first);
     if constexpr (kCount < kPiece) {
       unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
         for (int l = 0; l < kLanes<R>; ++l) entry[e][l] = first[l * kCount + e];
@@ -69,17 +69,20 @@ struct FixedEntries {
     }
   }
 
-  // What is stored later is fetched now.
+  // Fetches what is stored to a few groups later.
   static JAX_BATCHED_INLINE void fetch_to_store(const R* first) {
-    fetch_lines<Fetch::kWrite>(bytes(first), bytes(first + kNumbers));
+    fetch_ahead<Fetch::kWrite>(first);
   }
 
  private:
-  static constexpr int kNumbers = kCount * kLanes<R>;
-  // How far ahead of what is loaded lines are fetched.
+  // Far enough for a line to arrive in time, near enough for the first cache to keep it.
   static constexpr int kAheadBytes = 4096;
 
-  static const char* bytes(const R* p) { return reinterpret_cast<const char*>(p); }
+  template <Fetch kFor>
+  static JAX_BATCHED_INLINE void fetch_ahead(const R* first) {
+    const char* begin = reinterpret_cast<const char*>(first) + kAheadBytes;
+    fetch_lines<kFor>(begin, begin + kCount * kVectorBytes);
+  }
   template <class F>
   static JAX_BATCHED_INLINE void each_piece(F f) {
     unrolled<(kCount + kPiece - 1) / kPiece>([&](auto piece) JAX_BATCHED_INLINED {

@@ -318,7 +318,7 @@ JAX_BATCHED_INLINE auto joined(F piece) {
 template <int kPiece, class Vector>
 JAX_BATCHED_INLINE Piece piece_of(Vector v) {
 #if defined(__AVX512F__)
-  return _mm512_extractf32x4_ps(__m512(v), kPiece);
+  return _mm512_maskz_extractf32x4_ps(0xF, __m512(v), kPiece);  // as with sqrt() above
 #elif defined(__AVX__) && defined(__FMA__)
   return _mm256_extractf128_ps(__m256(v), kPiece);
 #else
