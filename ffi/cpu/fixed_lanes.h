@@ -42,7 +42,7 @@ struct FixedEntries {
   // From and to kLanes neighbours in memory, a piece of each at a time; the last piece is moved
   // back to end with the matrix. Calls, as they are most of the code and every operation has them.
   JAX_BATCHED_CALLED void load(const R* first) {
-    fetch_ahead<Fetch::kRead>(first);
+    fetch_ahead<Fetch::kRead, 4096>(first);
     if constexpr (kCount < kPiece) {
       unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
         for (int l = 0; l < kLanes<R>; ++l) entry[e][l] = first[l * kCount + e];
@@ -69,18 +69,16 @@ struct FixedEntries {
     }
   }
 
-  // Fetches what is stored to a few groups later.
+  // Fetches what is stored to a little later.
   static JAX_BATCHED_INLINE void fetch_to_store(const R* first) {
-    fetch_ahead<Fetch::kWrite>(first);
+    fetch_ahead<Fetch::kWrite, 2048>(first);
   }
 
  private:
-  // Far enough for a line to arrive in time, near enough for the first cache to keep it.
-  static constexpr int kAheadBytes = 4096;
-
-  template <Fetch kFor>
+  // As many bytes ahead that lines arrive in time and are still in the first cache then.
+  template <Fetch kFor, int kBytes>
   static JAX_BATCHED_INLINE void fetch_ahead(const R* first) {
-    const char* begin = reinterpret_cast<const char*>(first) + kAheadBytes;
+    const char* begin = reinterpret_cast<const char*>(first) + kBytes;
     fetch_lines<kFor>(begin, begin + kCount * kVectorBytes);
   }
   template <class F>

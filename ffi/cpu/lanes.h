@@ -136,8 +136,9 @@ JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R
   Square<R> square;
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
   square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
+  // Here it is faster to ask for lines as if to read them.
   if (to.ahead != 0) {
-    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 1);
+    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 0);
   }
 }
 
