@@ -75,8 +75,8 @@ JAX_BATCHED_INLINE void fetch_lines(const char* begin, const char* end) {
 }
 
 // What is fetched little by little while a group is computed, when memory would be idle: the next
-// group, and the lines that a small group's result is stored to. All at once it would have to be
-// waited for.
+// group, and the lines that a small group's result is stored to; those of a large one are no longer
+// there when it is. All at once it would have to be waited for.
 class BackgroundFetch {
  public:
   BackgroundFetch() = default;
@@ -102,7 +102,7 @@ class BackgroundFetch {
   }
 
  private:
-  static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;
+  static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;  // 512 KiB or 1 MiB
   struct Span {
     const char* at = nullptr;
     const char* end = nullptr;

@@ -58,7 +58,7 @@ inline constexpr int kVectorRegisters = 32;
 inline constexpr int kVectorRegisters = 16;
 #endif
 
-// Of the cache, on every processor that this is compiled for.
+// Of the cache. Where lines are longer, some of the fetches ask for what is on its way already.
 inline constexpr int kLineBytes = 64;
 
 template <class T>
