@@ -4,8 +4,9 @@ set(isas baseline)
 # Other widths of the same code are left out under sanitizers, where they compile for many minutes.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT JAX_BATCHED_SANITIZE)
   list(APPEND isas avx2 avx512)
-  set(isa_avx2_flags -march=x86-64-v3)
-  set(isa_avx512_flags -march=x86-64-v4)
+  # PREFETCHW is in no level; processors that lack it take it for a no-op.
+  set(isa_avx2_flags -march=x86-64-v3 -mprfchw)
+  set(isa_avx512_flags -march=x86-64-v4 -mprfchw)
 endif()
 
 set(kernel_objects "")

@@ -65,6 +65,17 @@ def test_unrolled_kernels_give_the_same_bits(op, dtype):
     assert same(lanes, blocked)
 
 
+@pytest.mark.parametrize("dtype", ("complex64", "complex128"))
+@pytest.mark.parametrize("op", ops.CHOLESKY, ids=ops.ids)
+def test_the_diagonal_of_a_factor_has_no_negative_zeros(op, dtype):
+    """Equality does not see them."""
+    a, *_ = op.operands(dtype, batch=(3,), n=9, seed=0)
+    for kernel in ("reference", "lanes", "blocked"):
+        (factor,) = ops.on_each(op, [(a,)], kernel)
+        diagonal = np.diagonal(factor, axis1=-2, axis2=-1)
+        assert not np.signbit(diagonal.imag).any(), kernel
+
+
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize("kernel", ("lanes", "blocked"))
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)

@@ -10,10 +10,12 @@ void cholesky_groups(const CholeskyProblem& p, int64_t begin, int64_t end, void*
   const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
   const StridedGroup<Lanes<T>> l = triangle_of(a, p.upper);
   const Part part = p.upper ? Part::kUpper : Part::kLower;
+  const int64_t tiles = factor_tiles<T>(p.n);
   for (int64_t m = begin; m < end; m += kLanes<T>) {
     pack(group_of<T>(p.a, BatchMap{}, p.n * p.n, m, end), p.symmetrize ? Part::kAll : part, a);
     if (p.symmetrize) symmetrize(a, p.upper);
-    const Simd<Real<T>> info = factor_group<T>(l, p.n);
+    const Simd<Real<T>> info = factor_group<T>(
+        l, p.n, BackgroundFetch::beside_group<T>(p.a, p.l, p.n * p.n, m, end, tiles));
     if (store_info(info, p.info, m, end)) {
       for (int64_t i = 0; i < p.n; ++i) {
         for (int64_t j = 0; j <= i; ++j) spoil_failed(info, &l(i, j));
@@ -32,6 +34,7 @@ JAX_BATCHED_CALLED void cholesky_fixed(const CholeskyProblem& p, int64_t begin, 
   for (int64_t m = begin; m < end; m += kLanes<T>) {
     Matrix a;
     a.load(in + m * (n * n));
+    Matrix::fetch_to_store(out + m * (n * n));
     if (p.symmetrize) symmetrize_fixed<kUpper, n>(a);
     const Simd<Real<T>> info = factor_fixed<kUpper, n>(a);
     clear_fixed<!kUpper, n>(a);

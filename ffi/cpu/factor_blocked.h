@@ -68,7 +68,10 @@ void store_factor(const SplitRows<T>& u, int64_t n, bool upper, T* out) {
     const auto square = [&](int64_t i, int64_t j) {
       if constexpr (!kIsComplex<T>) transpose(u.row(j) + i, u.pitch(), out + i * n + j, n);
     };
-    const auto entry = [&](int64_t i, int64_t j) { out[i * n + j] = conj(u.get(u.row(j), i)); };
+    const auto entry = [&](int64_t i, int64_t j) {  // a real number is not conjugated to -0 i
+      const T u_ji = u.get(u.row(j), i);
+      out[i * n + j] = i == j ? u_ji : conj(u_ji);
+    };
     for_each_lower_square<T>(n, square, entry);
   }
   for (int64_t i = 0; i < n; ++i) {

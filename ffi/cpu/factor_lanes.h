@@ -45,13 +45,15 @@ JAX_BATCHED_INLINE Simd<R> first_failure(Simd<R> info, Simd<R> pivot, int64_t co
 // l_jj = sqrt(pivot), l_ij = (a_ij - sum_{k<j} l_ik conj(l_jk)) / l_jj, tile column by tile column.
 // A lane whose pivot is not > 0 goes on with whatever comes out. Returns info of each lane.
 template <class T>
-Simd<Real<T>> factor_group(const StridedGroup<Lanes<T>>& l, int64_t n) {
+Simd<Real<T>> factor_group(const StridedGroup<Lanes<T>>& l, int64_t n,
+                           BackgroundFetch background = {}) {
   using R = Real<T>;
   using P = Lanes<T>;
   constexpr int kTile = kGroupTile<T>;
   Simd<R> info(R(0));
   for (int64_t j = 0; j < n; j += kTile) {
     Simd<R> inverse[kTile] = {};
+    background.step();
     with_constant<kTile>(n - j, [&](auto size) JAX_BATCHED_INLINED {
       constexpr int kSize = decltype(size)::value;
       P tile[kSize][kSize];
@@ -77,6 +79,7 @@ Simd<Real<T>> factor_group(const StridedGroup<Lanes<T>>& l, int64_t n) {
       });
     });
     for (int64_t i = j + kTile; i < n; i += kTile) {
+      background.step();
       with_constant<kTile>(n - i, [&](auto rows) JAX_BATCHED_INLINED {
         constexpr int kRows = decltype(rows)::value;
         P tile[kRows][kTile];
@@ -97,6 +100,13 @@ Simd<Real<T>> factor_group(const StridedGroup<Lanes<T>>& l, int64_t n) {
     }
   }
   return info;
+}
+
+// The tiles of a factorization, each of which is a step of what happens in the background.
+template <class T>
+int64_t factor_tiles(int64_t n) {
+  const int64_t columns = (n + kGroupTile<T> - 1) / kGroupTile<T>;
+  return columns * (columns + 1) / 2;
 }
 
 // Both triangles are there; the one that `upper` names becomes the mean of both.

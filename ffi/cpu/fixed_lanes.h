@@ -30,7 +30,9 @@ JAX_BATCHED_INLINE bool with_fixed_size(int64_t n, F f) {
 // kCount entries of each matrix of a group.
 template <class R, int kCount>
 struct FixedEntries {
-  static constexpr int kPiece = Square<R>::kPiece;
+  // Columns of the squares that are transposed: by lines there must be as many entries.
+  static constexpr int kPiece =
+      Square<R>::kByLines && kCount >= kLanes<R> ? kLanes<R> : Square<R>::kPiece;
 
   typename Simd<R>::Vector entry[kCount];
 
@@ -40,6 +42,7 @@ struct FixedEntries {
   // From and to kLanes neighbours in memory, a piece of each at a time; the last piece is moved
   // back to end with the matrix. Calls, as they are most of the code and every operation has them.
   JAX_BATCHED_CALLED void load(const R* first) {
+    fetch_ahead<Fetch::kRead, 4096>(first);
     if constexpr (kCount < kPiece) {
       unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
         for (int l = 0; l < kLanes<R>; ++l) entry[e][l] = first[l * kCount + e];
@@ -66,7 +69,18 @@ struct FixedEntries {
     }
   }
 
+  // Fetches what is stored to a little later.
+  static JAX_BATCHED_INLINE void fetch_to_store(const R* first) {
+    fetch_ahead<Fetch::kWrite, 2048>(first);
+  }
+
  private:
+  // As many bytes ahead that lines arrive in time and are still in the first cache then.
+  template <Fetch kFor, int kBytes>
+  static JAX_BATCHED_INLINE void fetch_ahead(const R* first) {
+    const char* begin = reinterpret_cast<const char*>(first) + kBytes;
+    fetch_lines<kFor>(begin, begin + kCount * kVectorBytes);
+  }
   template <class F>
   static JAX_BATCHED_INLINE void each_piece(F f) {
     unrolled<(kCount + kPiece - 1) / kPiece>([&](auto piece) JAX_BATCHED_INLINED {

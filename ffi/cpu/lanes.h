@@ -22,14 +22,14 @@ inline constexpr int kParts = kIsComplex<T> ? 2 : 1;  // numbers of an entry
 
 // One pointer per lane, to the numbers of its matrix, and how far ahead the next group lies if it
 // is worth fetching: small matrices are read and written in leaps that no hardware prefetcher
-// follows, large ones would push what is at work out of the cache.
+// follows, large ones would push what is at work out of the first cache.
 template <class Number>
 struct GroupPointers {
   Number* lane[kVectorBytes / sizeof(Number)];
   int64_t ahead;
 };
 inline constexpr int64_t kMinPrefetchedBytes = 1024;
-inline constexpr int64_t kMaxPrefetchedBytes = 32 * 1024;
+inline constexpr int64_t kMaxPrefetchedBytes = 768 * kVectorBytes;  // 24 or 48 KiB
 
 template <class T>
 constexpr int64_t prefetch_distance(int64_t size) {
@@ -66,6 +66,61 @@ GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_
   return group;
 }
 
+// Asks for the lines at begin <= p < end, to read them soon or later, or to write them.
+enum class Fetch { kRead, kReadLater, kWrite };
+template <Fetch kFor>
+JAX_BATCHED_INLINE void fetch_lines(const char* begin, const char* end) {
+  constexpr int kCache = kFor == Fetch::kReadLater ? 2 : 3;  // 3 is the first one
+  for (; begin < end; begin += kLineBytes) __builtin_prefetch(begin, kFor == Fetch::kWrite, kCache);
+}
+
+// What is fetched little by little while a group is computed, when memory would be idle: the next
+// group, and the lines that a small group's result is stored to; those of a large one are no longer
+// there when it is. All at once it would have to be waited for.
+class BackgroundFetch {
+ public:
+  BackgroundFetch() = default;
+  // The matrices m, m + 1, ... < end are computed, a group of them now, in about `steps` steps:
+  // those of `in`, to those of `out` unless it is null. Both are contiguous.
+  template <class T>
+  static BackgroundFetch beside_group(const void* in, const void* out, int64_t size, int64_t m,
+                                      int64_t end, int64_t steps) {
+    BackgroundFetch fetch;
+    constexpr int64_t lanes = kLanes<T>;
+    const int64_t bytes = size * static_cast<int64_t>(sizeof(T));
+    if (lanes * bytes > kMaxReadAheadBytes) return fetch;
+    fetch.in_ = Span(in, std::min(m + lanes, end) * bytes, std::min(m + 2 * lanes, end) * bytes);
+    if (out != nullptr && lanes * bytes <= kMaxPrefetchedBytes) {
+      fetch.out_ = Span(out, m * bytes, std::min(m + lanes, end) * bytes);
+    }
+    fetch.step_ = (lanes * bytes / steps / kLineBytes + 1) * kLineBytes;
+    return fetch;
+  }
+  JAX_BATCHED_INLINE void step() {
+    in_.template fetch<Fetch::kReadLater>(step_);
+    out_.template fetch<Fetch::kWrite>(step_);
+  }
+
+ private:
+  static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;  // 512 KiB or 1 MiB
+  struct Span {
+    const char* at = nullptr;
+    const char* end = nullptr;
+    Span() = default;
+    Span(const void* array, int64_t first, int64_t last)
+        : at(static_cast<const char*>(array) + first),
+          end(static_cast<const char*>(array) + last) {}
+    template <Fetch kFor>
+    JAX_BATCHED_INLINE void fetch(int64_t bytes) {
+      const char* from = at;
+      at += std::min(bytes, end - at);
+      fetch_lines<kFor>(from, at);
+    }
+  };
+  Span in_, out_;
+  int64_t step_ = 0;
+};
+
 // A register's worth of neighbouring numbers of each matrix.
 template <class R>
 JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
@@ -81,8 +136,9 @@ JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R
   Square<R> square;
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
   square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
+  // Here it is faster to ask for lines as if to read them.
   if (to.ahead != 0) {
-    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 1);
+    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 0);
   }
 }
 
@@ -126,14 +182,16 @@ Simd<R>* numbers(Complex<Simd<R>>* entries) {
   return &entries->re;
 }
 
-// A group of n x n matrices in scratch, row-major, rows `pitch` entries apart: an odd number where
-// a row fills a register, so that the entries of a column spread over the sets of the cache.
+// A group of n x n matrices in scratch, row-major, rows `pitch` entries apart: where rows fill
+// whole registers one more than there are, so that the entries of a column spread over the sets of
+// the cache; elsewhere they follow one another, and a square may cover the end of one and the
+// beginning of the next.
 template <class T>
 struct GroupMatrix {
   Lanes<T>* entries;
   int64_t n;
 
-  static int64_t pitch(int64_t n) { return n * kParts<T> < kLanes<T> ? n : n | 1; }
+  static int64_t pitch(int64_t n) { return n * kParts<T> % kLanes<T> == 0 ? n | 1 : n; }
   int64_t pitch() const { return pitch(n); }
   Simd<Real<T>>* row(int64_t i) const { return numbers(entries + i * pitch()); }
 };
@@ -176,30 +234,49 @@ void pack(const GroupPointers<const Real<T>>& from, Part part, const GroupMatrix
 template <class T>
 void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>& to) {
   using R = Real<T>;
+  constexpr int64_t size = kLanes<T>;
   const int64_t row_numbers = from.n * kParts<T>;
-  const bool small = row_numbers < kLanes<T>;
-  for (int64_t i = 0; i < from.n; ++i) {
+  const int64_t all_numbers = from.n * row_numbers;
+  struct Zeros {
+    int64_t begin, end;
+  };
+  const auto zeros_of = [&](int64_t i) {  // those of row i, counted from the matrix's first number
     const RowRange<T> range(part, i, from.n);
-    Simd<R>* row = from.row(i);
-    if (small) {
-      clear(row, 0, range.begin);
-      clear(row, range.end, row_numbers);
-      continue;
+    const int64_t row = i * row_numbers;
+    return part == Part::kUpper ? Zeros{row, row + range.begin}
+                                : Zeros{row + range.end, row + row_numbers};
+  };
+  const auto unpack_at = [&](const Simd<R>* square, const Zeros& zeros, int64_t at) {
+    if (zeros.begin <= at && at + size <= zeros.end) {
+      for (int l = 0; l < size; ++l) Simd<R>(R(0)).store(to.lane[l] + at);
+    } else {
+      unpack_square(square, to, at);
     }
-    for_each_square<R>(0, row_numbers, row_numbers, [&](int64_t at) {
-      const int64_t next = at + kLanes<T>;
-      if (at >= range.end || next <= range.begin) {
-        for (int l = 0; l < kLanes<T>; ++l) {
-          Simd<R>(R(0)).store(to.lane[l] + i * row_numbers + at);
-        }
-      } else {
-        clear(row, at, std::min(next, range.begin));
-        clear(row, std::max(at, range.end), next);
-        unpack_square(row + at, to, i * row_numbers + at);
-      }
-    });
+  };
+  // Zeros in scratch, where they share a square with anything else: at the ends of a row's range.
+  for (int64_t i = 0; i < from.n; ++i) {
+    const Zeros zeros = zeros_of(i);
+    Simd<R>* numbers = from.row(i) - i * row_numbers;
+    clear(numbers, zeros.begin, std::min(zeros.begin + size, zeros.end));
+    clear(numbers, std::max(zeros.end - size, zeros.begin), zeros.end);
   }
-  if (small) unpack(from.row(0), from.n * row_numbers, to);
+  if (all_numbers < size) {
+    unpack(from.row(0), all_numbers, to);
+  } else if (from.pitch() == from.n) {
+    int64_t i = 0;
+    Zeros zeros = zeros_of(0);
+    for_each_square<R>(0, all_numbers, all_numbers, [&](int64_t at) {
+      while ((i + 1) * row_numbers <= at) zeros = zeros_of(++i);
+      unpack_at(from.row(0) + at, zeros, at);
+    });
+  } else {
+    for (int64_t i = 0; i < from.n; ++i) {
+      const Simd<R>* row = from.row(i);
+      const Zeros zeros = zeros_of(i);
+      for_each_square<R>(0, row_numbers, row_numbers,
+                         [&](int64_t at) { unpack_at(row + at, zeros, i * row_numbers + at); });
+    }
+  }
 }
 
 // Entries of a group through strides, a lower triangle or right-hand sides: entry (i, j) at

@@ -78,10 +78,10 @@ void cholesky(const CholeskyProblem& p, int64_t index) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
       const bool in_triangle = p.upper ? j >= i : j <= i;
-      out[i * n + j] = !in_triangle    ? T(0)
-                       : p.info[index] ? quiet_nan<T>()
-                       : p.upper       ? conj(l[j * n + i])
-                                       : l[i * n + j];
+      out[i * n + j] = !in_triangle       ? T(0)
+                       : p.info[index]    ? quiet_nan<T>()
+                       : p.upper && i < j ? conj(l[j * n + i])
+                                          : l[i * n + j];
     }
   }
 }

@@ -58,6 +58,9 @@ inline constexpr int kVectorRegisters = 32;
 inline constexpr int kVectorRegisters = 16;
 #endif
 
+// Of the cache. Where lines are longer, some of the fetches ask for what is on its way already.
+inline constexpr int kLineBytes = 64;
+
 template <class T>
 inline constexpr int kLanes = kVectorBytes / sizeof(Real<T>);
 
@@ -315,7 +318,7 @@ JAX_BATCHED_INLINE auto joined(F piece) {
 template <int kPiece, class Vector>
 JAX_BATCHED_INLINE Piece piece_of(Vector v) {
 #if defined(__AVX512F__)
-  return _mm512_extractf32x4_ps(__m512(v), kPiece);
+  return _mm512_maskz_extractf32x4_ps(0xF, __m512(v), kPiece);  // as with sqrt() above
 #elif defined(__AVX__) && defined(__FMA__)
   return _mm256_extractf128_ps(__m256(v), kPiece);
 #else
@@ -325,21 +328,32 @@ JAX_BATCHED_INLINE Piece piece_of(Vector v) {
 }  // namespace instruction
 
 // kColumns registers of kSize numbers as a matrix, a whole number of pieces wide. It is transposed
-// in two steps: pieces of 128 bits change places, which costs nothing on the way from or to memory,
-// and then the small squares inside of them are transposed. Plain vectors and constant indices: GCC
-// keeps arrays of Simd in memory.
+// in two steps: pieces of 128 bits change places, and then the small squares inside of them are
+// transposed. Plain vectors and constant indices: GCC keeps arrays of Simd in memory.
+//
+// The first step costs nothing on the way from or to memory. But then a line of the cache is
+// visited once per piece of it, with as many other lines as the register has lanes in between, and
+// matrices whose size is a power of two put all of these into one set of the first cache. Registers
+// of a whole line would overflow it (16 lines, 12 places): they take and leave each line at once,
+// and the pieces change places between registers.
 template <class R, int kColumns = Simd<R>::kSize>
 struct Square {
   using Vector = typename Simd<R>::Vector;
   static constexpr int kSize = Simd<R>::kSize;
   static constexpr int kPiece = 16 / sizeof(R);  // numbers of one
   static constexpr int kPieces = kSize / kPiece;
+  static constexpr bool kByLines = kVectorBytes == kLineBytes && kColumns == kSize;
 
   Vector row[kColumns];
 
   // The transpose of the rows of kColumns numbers at line(0), ..., line(kSize - 1).
   template <class Line>
   JAX_BATCHED_INLINE void load_transposed(Line line) {
+    if constexpr (kByLines) {
+      unrolled<kSize>([&](auto l) JAX_BATCHED_INLINED { row[l] = Simd<R>::load(line(l)).v; });
+      transpose();
+      return;
+    }
     using Pointer = const instruction::UnalignedPiece*;
     unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
       row[i] = Vector(instruction::joined([&](int p) JAX_BATCHED_INLINED {
@@ -352,6 +366,11 @@ struct Square {
   // Row l of the transpose goes to line(l). Spoils the square.
   template <class Line>
   JAX_BATCHED_INLINE void store_transposed(Line line) {
+    if constexpr (kByLines) {
+      transpose();
+      unrolled<kSize>([&](auto l) JAX_BATCHED_INLINED { Simd<R>(row[l]).store(line(l)); });
+      return;
+    }
     using Pointer = instruction::UnalignedPiece*;
     transpose_pieces();
     unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {

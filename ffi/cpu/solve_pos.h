@@ -10,10 +10,15 @@ void solve_pos_groups(const SolvePosProblem& p, int64_t begin, int64_t end, void
   const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
   Lanes<T>* y = right_hand_sides_after(a);
   const int64_t size = p.n * p.nrhs;
+  const int64_t tiles = factor_tiles<T>(p.n);
   for (int64_t m = begin; m < end; m += kLanes<T>) {
     pack(group_of<T>(p.a, p.a_map, p.n * p.n, m, end), p.lower ? Part::kLower : Part::kUpper, a);
     pack(group_of<T>(p.b, p.b_map, size, m, end), size * kParts<T>, numbers(y));
-    const Simd<Real<T>> info = factor_group<T>(triangle_of(a, !p.lower), p.n);
+    BackgroundFetch background;
+    if (p.a_map.contiguous()) {
+      background = BackgroundFetch::beside_group<T>(p.a, nullptr, p.n * p.n, m, end, tiles);
+    }
+    const Simd<Real<T>> info = factor_group<T>(triangle_of(a, !p.lower), p.n, background);
     solve_group_with_factor(a, p.lower, y, p.nrhs);
     if (store_info(info, p.info, m, end)) {
       for (int64_t e = 0; e < size; ++e) spoil_failed(info, &y[e]);
