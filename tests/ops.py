@@ -398,11 +398,12 @@ def serves(op: Op, kernel: str, dtype: Any, n: int, nrhs: int = 1) -> bool:
         return False
     if _ON_CPU:
         return True
+    nrhs = 1 if op.factors else nrhs
     name = np.dtype(dtype).name
     if name in STORED:  # elsewhere they are cast to float32 and back
         name = "float16" if serves_stored("cuda", op.operation, n, nrhs) else "float32"
     called = {op.operation}
-    if op.operation == "solve_pos" and not is_fused("cuda", n, nrhs, dtype):
+    if op.operation == "solve_pos" and not is_fused("cuda", n, nrhs, name):
         called = {"cholesky", "cho_solve"}
     return called <= {
         tier.operation

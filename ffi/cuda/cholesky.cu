@@ -72,8 +72,9 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      // Those of 16-bit elements are not limited by loads and stores: one for all sizes of a tier.
-      if constexpr (!is_storage_only(kDTypeOf<S>)) {
+      // Large kernels of 16-bit elements are not limited by loads and stores: one for all sizes of
+      // a tier.
+      if constexpr (!is_storage_only(kDTypeOf<S>) || kTiles <= 8) {
         if (args.n == 8 * kTiles) {
           return launch_warp<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
                              kMinBlocks>(stream, args);

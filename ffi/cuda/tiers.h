@@ -110,9 +110,9 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
-    {DType::kFloat64, 9, 16, "warp", 2, false, 4, 5},
-    {DType::kFloat64, 17, 24, "warp", 1, false, 4, 5},
-    {DType::kFloat64, 25, 32, "warp", 1, false, 4, 5},
+    {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
+    {DType::kFloat64, 17, 24, "warp", 1, false, 1, 20},
+    {DType::kFloat64, 25, 32, "warp", 1, false, 2, 10},
     {DType::kFloat64, 33, 40, "warp", 1, false, 1, 0},
     {DType::kFloat64, 41, 48, "warp", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "warp", 1, false, 1, 0},
