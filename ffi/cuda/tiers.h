@@ -65,13 +65,25 @@ constexpr int64_t first_tier(const Tier (&table)[kRows], const Call& call, std::
 }
 
 // The row that serves a call: with `name` not empty the one that it selects, else the tuned one or,
-// where nothing was measured, the first. kNoTier if there is none.
+// where nothing was measured, the first. kNoTier if there is none. accuracy="fast" is measured
+// where a row serves it alone; elsewhere, and where it was not measured and no such row comes
+// first, it is served as "ieee" is.
+template <size_t kRows, size_t kTuned>
+constexpr int64_t find_tier(const Tier (&table)[kRows], const std::array<TunedTier, kTuned>& tuned,
+                            const Call& call, std::string_view name) {
+  if (!name.empty()) return first_tier(table, call, name);
+  const std::string_view kernel = tuned_kernel(tuned, call);
+  const int64_t row = kernel.empty() ? kNoTier : first_tier(table, call, kernel);
+  if (row != kNoTier) return row;
+  const int64_t first = first_tier(table, call, {});
+  if (!call.fast || first == kNoTier || table[first].fast) return first;
+  Call ieee = call;
+  ieee.fast = false;
+  return find_tier(table, tuned, ieee, {});
+}
 template <size_t kRows>
 constexpr int64_t find_tier(const Tier (&table)[kRows], const Call& call, std::string_view name) {
-  if (!name.empty()) return first_tier(table, call, name);
-  const std::string_view tuned = tuned_kernel(kTunedTiers, call);
-  const int64_t row = tuned.empty() ? kNoTier : first_tier(table, call, tuned);
-  return row != kNoTier ? row : first_tier(table, call, {});
+  return find_tier(table, kTunedTiers, call, name);
 }
 
 // Whether a name selects at most one row for any call.
