@@ -35,7 +35,7 @@ struct Tier {
   bool prefetch = false;  // ask the L2 cache for the next tile while one is factored ("block")
   std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
   int capability = 0;             // needs a GPU of this compute capability or a later one
-  bool fast = false;              // serves only accuracy="fast"
+  bool fast = false;              // serves only accuracy="fast" ("block": compensated products)
 
   // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
   constexpr bool has_name(std::string_view name) const {
@@ -119,6 +119,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
     {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
     {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
+    {DType::kFloat32, 129, 512, "block", 1, false, 4, 4, 32, false, "tensor", 80, /*fast=*/true},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
