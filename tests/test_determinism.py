@@ -91,7 +91,7 @@ def test_results_do_not_depend_on_asking_for_info(op):
 
 @pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
 def test_fast_accuracy_is_deterministic_too(op):
-    for n in (4, 9, 33, 64, 100):
+    for n in (4, 9, 33, 64, 100, 130, 192):
         operands = operands_of(op, "float32", n)
         index = np.array([66, 0, 31, 32, 5])
         whole, part = ops.on_each(op.fast, [operands, taken(operands, index)])

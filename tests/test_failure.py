@@ -335,16 +335,73 @@ def test_badly_scaled_rows_keep_their_digits(op, kernel, dtype):
         op.check(operands, x)
 
 
+@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
+def test_fast_accuracy_at_every_scale(op):
+    """Where numbers are split in two for the tensor cores, the small half may not be lost."""
+    cases = []
+    for n in (130, 192):
+        operands = op.operands("float32", batch=(4,), n=n, nrhs=1, seed=n)
+        for power in (-120, -100, -60, 60, 100):
+            scale = np.float32(2.0**power)
+            cases.append(tuple(ops.times(y, scale) for y in operands))
+    for operands, exact, fast in zip(
+        cases, ops.on_each(op, cases), ops.on_each(op.fast, cases), strict=True
+    ):
+        op.check(operands, fast)
+        limit = 3 * op.ratios(operands, exact).max() + 2 / operands[0].shape[-1]
+        assert op.ratios(operands, fast).max() <= limit
+
+
+@pytest.mark.parametrize("op", ops.CHOLESKY, ids=ops.ids)
+def test_fast_accuracy_of_badly_scaled_rows(op):
+    """D A D with powers of two in D: each row of the factor is as accurate."""
+    for n in (130, 192, 257):
+        (a,) = op.operands("float32", batch=(4,), n=n, seed=n)
+        d = np.ldexp(1.0, np.random.default_rng(n).integers(-30, 30, n)).astype(np.float32)
+        ((x, info),) = ops.on_each(
+            lambda y: op.function(y, **op.options, accuracy="fast", return_info=True),
+            [(ops.times(a, d[:, None] * d),)],
+        )
+        np.testing.assert_array_equal(info, 0)
+        op.check((a,), x / (d if op.upper else d[:, None]))
+
+
+@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
+def test_fast_accuracy_fails_where_ieee_does(op):
+    """Pivots that are negative, zero or NaN, and infinities, in a batch with healthy matrices."""
+
+    def both(*operands):
+        return [
+            op.function(*operands, **op.options, accuracy=accuracy, return_info=True)
+            for accuracy in ("ieee", "fast")
+        ]
+
+    for n in (130, 192, 257):
+        columns = np.array([0, 7, 8, 63, 64, 100, 128, n - 1])
+        values = np.array([-1.0, 0.0, np.nan, np.inf])
+        a = ops.spd(np.random.default_rng(n), "float32", (2, len(values), len(columns), n, n))
+        for at, value in enumerate(values):
+            column = columns if value != np.inf else np.maximum(columns - 3, 0)
+            index = np.arange(len(columns))
+            a[0, at, index, columns, column] = a[0, at, index, column, columns] = value
+        ((exact, fast),) = ops.on_each(both, [calls(op, "float32", n, a.reshape(-1, n, n))])
+        np.testing.assert_array_equal(fast[1], exact[1])
+        np.testing.assert_array_equal(np.isnan(fast[0]), np.isnan(exact[0]))
+        assert exact[1][:24].all()
+        assert not exact[1][32:].any()
+
+
 @pytest.mark.parametrize("n", (1, 4, 8, 9, 17, 33, 65, 121, 130))
 def test_subnormal_numbers_are_kept(n):
     """XLA's own CPU threads flush them to zero."""
     tiny = np.float32(1e-40)
     eye = np.eye(n, dtype=np.float32)
     a = np.stack([tiny * eye, np.float32(3e-42) * eye])
-    factor, info = jb.cholesky(a, return_info=True)
-    np.testing.assert_array_equal(info, 0)
     roots = np.sqrt(np.diagonal(a, axis1=-2, axis2=-1))
-    np.testing.assert_array_equal(np.diagonal(factor, axis1=-2, axis2=-1), roots)
+    for accuracy in ("fast", "ieee"):
+        factor, info = jb.cholesky(a, accuracy=accuracy, return_info=True)
+        np.testing.assert_array_equal(info, 0)
+        np.testing.assert_array_equal(np.diagonal(factor, axis1=-2, axis2=-1), roots)
     b = np.full((2, n, 1), 3 * tiny, np.float32)
     quotient = b / np.diagonal(a, axis1=-2, axis2=-1)[..., None]
     for left in (False, True):

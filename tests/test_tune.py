@@ -228,7 +228,7 @@ static_assert(tuned("cholesky", 8, 1, false, 90, DType::kFloat64) == "");
 static_assert(tuned("cholesky", 4, 1, true, 90) == "fast");
 static_assert(tuned("cho_solve", 8, 1, false, 90) == "warp");
 static_assert(tuned("cho_solve", 8, 2, false, 90) == "block");
-static_assert(tuned("cho_solve", 8, 2, true, 90) == "block");  // as "ieee"
+static_assert(tuned("cholesky", 8, 1, true, 90) == "");
 
 constexpr Tier kTable[] = {
     {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, 0, false, "wide", 90},
@@ -250,6 +250,24 @@ static_assert(row(8, false, 90, "warp.wide") == 0);
 static_assert(row(8, false, 80, "warp.wide") == kNoTier);
 static_assert(row(8, false, 90, "warp.tensor") == kNoTier);
 static_assert(row(65, false, 90) == kNoTier);
+
+// Measured: "block" for "ieee", "warp.tensor" up to 8 for "fast".
+constexpr std::array<TunedTier, 2> kMeasured = {{
+    {80, "an operation", false, DType::kFloat32, kAny, 1, 64, "block"},
+    {80, "an operation", true, DType::kFloat32, kAny, 1, 8, "warp.tensor"},
+}};
+constexpr Tier kNoFast[] = {
+    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0},
+    {DType::kFloat32, 1, 64, "block", 1, false, 1, 0},
+};
+template <size_t kRows>
+constexpr int64_t best(const Tier (&table)[kRows], int64_t n, bool fast) {
+  return find_tier(table, kMeasured, Call{"an operation", DType::kFloat32, n, 1, fast, 80}, {});
+}
+static_assert(best(kTable, 8, false) == 3);
+static_assert(best(kTable, 8, true) == 1);
+static_assert(best(kTable, 9, true) == 1);   // the first, for "fast" alone
+static_assert(best(kNoFast, 9, true) == 1);  // as "ieee"
 """
 
 

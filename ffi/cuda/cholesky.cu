@@ -96,8 +96,9 @@ struct TierLauncher {
     } else {
       return with_access(args.upper, args.n % kVector<S> == 0, [&](auto access) {
         constexpr Access kAccess = decltype(access)::value;
-        using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch>;
-        return launch<cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kMinBlocks>>(
+        using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast>;
+        return launch<
+            cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast, kMinBlocks>>(
             stream, args.batch, 1, Factor::kThreads, Factor::kSharedBytes, args);
       });
     }
@@ -106,7 +107,8 @@ struct TierLauncher {
 
 }  // namespace
 
-// problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
+// Where no row of the table serves problem.fast alone it changes nothing: the correctly rounded
+// roots cost nothing that was measurable.
 template <class S>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
   const CholeskyArguments<S> args{static_cast<const S*>(problem.a),

@@ -35,7 +35,7 @@ struct Tier {
   bool prefetch = false;  // ask the L2 cache for the next tile while one is factored ("block")
   std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
   int capability = 0;             // needs a GPU of this compute capability or a later one
-  bool fast = false;              // serves only accuracy="fast"
+  bool fast = false;              // serves only accuracy="fast" ("block": compensated products)
 
   // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
   constexpr bool has_name(std::string_view name) const {
@@ -65,13 +65,25 @@ constexpr int64_t first_tier(const Tier (&table)[kRows], const Call& call, std::
 }
 
 // The row that serves a call: with `name` not empty the one that it selects, else the tuned one or,
-// where nothing was measured, the first. kNoTier if there is none.
+// where nothing was measured, the first. kNoTier if there is none. accuracy="fast" is measured
+// where a row serves it alone; elsewhere, and where it was not measured and no such row comes
+// first, it is served as "ieee" is.
+template <size_t kRows, size_t kTuned>
+constexpr int64_t find_tier(const Tier (&table)[kRows], const std::array<TunedTier, kTuned>& tuned,
+                            const Call& call, std::string_view name) {
+  if (!name.empty()) return first_tier(table, call, name);
+  const std::string_view kernel = tuned_kernel(tuned, call);
+  const int64_t row = kernel.empty() ? kNoTier : first_tier(table, call, kernel);
+  if (row != kNoTier) return row;
+  const int64_t first = first_tier(table, call, {});
+  if (!call.fast || first == kNoTier || table[first].fast) return first;
+  Call ieee = call;
+  ieee.fast = false;
+  return find_tier(table, tuned, ieee, {});
+}
 template <size_t kRows>
 constexpr int64_t find_tier(const Tier (&table)[kRows], const Call& call, std::string_view name) {
-  if (!name.empty()) return first_tier(table, call, name);
-  const std::string_view tuned = tuned_kernel(kTunedTiers, call);
-  const int64_t row = tuned.empty() ? kNoTier : first_tier(table, call, tuned);
-  return row != kNoTier ? row : first_tier(table, call, {});
+  return find_tier(table, kTunedTiers, call, name);
 }
 
 // Whether a name selects at most one row for any call.
@@ -107,6 +119,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 97, 104, "warp", 1, false, 1, 0},
     {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
     {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
+    {DType::kFloat32, 129, 512, "block", 1, false, 4, 4, 32, false, "tensor", 80, /*fast=*/true},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},

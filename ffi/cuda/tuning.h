@@ -50,8 +50,7 @@ struct TunedTier {
 
 // The candidate that was fastest for a call on a GPU of its capability or, if none like it was
 // measured, of the nearest lower one. Empty if there is no such measurement. The rows of one kind
-// are sorted by max_nrhs: the first that covers the call serves. accuracy="fast" is measured where
-// a candidate serves it alone; elsewhere it is served as "ieee" is.
+// are sorted by max_nrhs: the first that covers the call serves.
 template <size_t kRows>
 constexpr std::string_view tuned_kernel(const std::array<TunedTier, kRows>& table,
                                         const Call& call) {
@@ -67,10 +66,7 @@ constexpr std::string_view tuned_kernel(const std::array<TunedTier, kRows>& tabl
       return tier.kernel;
     }
   }
-  if (!call.fast) return {};
-  Call ieee = call;
-  ieee.fast = false;
-  return tuned_kernel(table, ieee);
+  return {};
 }
 
 }  // namespace jax_batched::cuda

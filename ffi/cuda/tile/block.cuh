@@ -14,7 +14,15 @@
 // as soon as its column is up to date, while the others finish the update of the panel before.
 //
 // Every product is the same step, c -= a b^H. Doubles run on the tensor cores, where float64 is
-// IEEE FMAs; all other types are plain FMA with both operands in shared memory.
+// IEEE FMAs; all other types are plain FMA with both operands in shared memory. kCompensated is
+// float32 on the tensor cores, for accuracy="fast": each number split into two of TF32
+// (tensor.cuh).
+// - A product of 8 columns is summed from zero and then subtracted from acc, since the tensor cores
+//   truncate where an addition rounds.
+// - The low part of a tiny acc would be subnormal, of which TF32 keeps no more than multiples of
+//   2^-136. So acc is multiplied by a power of 4 on its way into the panels, and L divided by its
+//   root on its way out, both exactly. (A row of L is at least 2^-75 long, the root of the smallest
+//   float: what is subnormal there is nothing to it.)
 #pragma once
 
 #include <cstdint>
@@ -40,17 +48,19 @@ auto with_access(bool upper, bool vectors, const Function& f) {
                  : f(std::integral_constant<A, A::kElements>{});
 }
 
-template <class T, int kDepth, Access kAccess, bool kPrefetch>
+template <class T, int kDepth, Access kAccess, bool kPrefetch, bool kCompensated = false>
 struct BlockFactor {
+  static_assert(!kCompensated || std::is_same_v<T, float>);
   static constexpr bool kUpper = kAccess == Access::kUpper;
   // What an access to global memory moves along a row.
   using Piece = std::conditional_t<kAccess == Access::kVectors, Vector<T>, T>;
   static constexpr int kPiece = static_cast<int>(sizeof(Piece) / sizeof(T));
-  static constexpr bool kTensor = std::is_same_v<T, double>;
+  static constexpr bool kTensor = kCompensated || std::is_same_v<T, double>;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowTiles = sizeof(T) == 4 ? 4 : 2;      // of a warp
-  static constexpr int kColumnTiles = sizeof(T) == 16 ? 4 : 8;  // of a block column
+  static constexpr int kRowTiles = sizeof(T) == 4 && !kTensor ? 4 : 2;  // of a warp
+  static constexpr int kColumnTiles = sizeof(T) == 16 ? 4 : 8;          // of a block column
+  static constexpr int kColumnGroup = sizeof(T) == 4 ? 4 : 2;           // that take part together
   static constexpr int kWarpRows = 8 * kRowTiles;
   static constexpr int kRows = kWarps * kWarpRows;
   static constexpr int kColumns = 8 * kColumnTiles;
@@ -86,14 +96,26 @@ struct BlockFactor {
   // Left operand of a product, kStep columns of the warp's rows: pairs for the tensor cores,
   // otherwise 16 bytes of rows g.
   static constexpr int kStep = kTensor ? 8 : kVector<T>;
-  using Left = std::conditional_t<kTensor, Pair<T>[2], Vector<T>[kRowTiles]>;
+  using TensorOperand = std::conditional_t<kCompensated, SplitPair, Pair<T>>;
+  using Left = std::conditional_t<kTensor, TensorOperand[2], Vector<T>[kRowTiles]>;
+
+  static __device__ __forceinline__ TensorOperand operand(Pair<T> pair) {
+    if constexpr (kCompensated) {
+      return split(pair);
+    } else {
+      return pair;
+    }
+  }
+  static __device__ __forceinline__ TensorOperand load_operand(const T* pair) {
+    return operand(*reinterpret_cast<const Pair<T>*>(pair));
+  }
 
   static __device__ __forceinline__ void load_left(Left& a, const T* rows, int stride) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
       const T* from = rows + (8 * i + lane() / 4) * stride;
       if constexpr (kTensor) {
-        a[i] = *reinterpret_cast<const Pair<T>*>(from + pair_column());
+        a[i] = load_operand(from + pair_column());
       } else {
         a[i] = *reinterpret_cast<const Vector<T>*>(from);
       }
@@ -109,8 +131,7 @@ struct BlockFactor {
       to[i][1] = from[i][1];
     }
     if constexpr (kTensor) {
-      subtract_product(
-          to, a, *reinterpret_cast<const Pair<T>*>(rows + lane() / 4 * stride + pair_column()));
+      subtract_product(to, a, load_operand(rows + lane() / 4 * stride + pair_column()));
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -135,7 +156,7 @@ struct BlockFactor {
     for (int k = 0; k < 8; k += kStep) {
       if constexpr (kTensor) {
 #pragma unroll
-        for (int i = 0; i < kRowTiles; ++i) a[i] = {m[i][0], m[i][1]};
+        for (int i = 0; i < kRowTiles; ++i) a[i] = operand({m[i][0], m[i][1]});
       } else {
         load_left(a, rows + k, kFinishedRow);
       }
@@ -143,11 +164,17 @@ struct BlockFactor {
     }
   }
 
-  // Stores this lane's pairs of a column of tiles.
-  static __device__ __forceinline__ void store_pairs(T* rows, const TileColumn& m) {
+  // Stores this lane's pairs of a column of tiles (kCompensated: times 2^-scale).
+  static __device__ __forceinline__ void store_pairs(T* rows, const TileColumn& m, int scale = 0) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      store_pair(rows + (8 * i + lane() / 4) * kFinishedRow + pair_column(), m[i]);
+      T* to = rows + (8 * i + lane() / 4) * kFinishedRow + pair_column();
+      if constexpr (kCompensated) {
+        const T out = power_of_two(-scale);
+        store_pair(to, {out * m[i][0], out * m[i][1]});
+      } else {
+        store_pair(to, m[i]);
+      }
     }
   }
   static __device__ __forceinline__ void store_pair(T* to, const T (&pair)[2]) {
@@ -156,6 +183,67 @@ struct BlockFactor {
   // Where this lane's pair lies in an 8x8 tile in shared memory.
   static __device__ __forceinline__ int tile_pair() {
     return lane() / 4 * kTileRow + pair_column();
+  }
+
+  // The k of a block column: acc is multiplied by 4^k on its way in, L by 2^-k on its way out. The
+  // largest diagonal entry of the column comes to 1 or more, and no other entry becomes infinite by
+  // that, as a_ij^2 < a_ii a_jj. Nothing is made smaller, since it could underflow, but for entries
+  // so large that rounding to TF32 could give infinity.
+  static __device__ __forceinline__ int find_scale(const T* a, int n, int c0) {
+    if constexpr (kCompensated) {
+      static_assert(kColumns == 64);
+      const auto diagonal = [&](int i) { return a[min(i, n - 1) * (n + 1)]; };
+      float largest = fmaxf(diagonal(c0 + lane()), diagonal(c0 + 32 + lane()));  // no NaN if it can
+#pragma unroll
+      for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
+      const int exponent = static_cast<int>(__float_as_uint(fmaxf(largest, 0.0f)) >> 23) - 127;
+      return exponent == 127 ? -1 : min((max(-exponent, 0) + 1) / 2, 63);
+    } else {
+      return 0;
+    }
+  }
+  static __device__ __forceinline__ T power_of_two(int exponent) {
+    return __uint_as_float((127 + exponent) << 23);
+  }
+
+  // acc -= a b^H for the column tiles j < last (and a few more): a is a chunk of the warp's rows, b
+  // one of the columns.
+  static __device__ __forceinline__ void subtract_chunk(Accumulator& acc, const T* rows,
+                                                        const T* columns, int last) {
+#pragma unroll(kTensor ? 2 : 1)
+    for (int k = 0; k < kDepth; k += kStep) {
+      Left left;
+      load_left(left, rows + k, kChunkRow);
+#pragma unroll
+      for (int first = 0; first < kColumnTiles; first += kColumnGroup) {
+        if (first >= last) continue;
+#pragma unroll
+        for (int j = first; j < first + kColumnGroup; ++j) {
+          subtract(acc[j], acc[j], left, columns + 8 * j * kChunkRow + k, kChunkRow);
+        }
+      }
+    }
+  }
+
+  // All panels of a tile below the diagonal one, unrolled: the products of a panel with different
+  // columns overlap then. (Plain FMA is too much code for that.)
+  static __device__ __forceinline__ void solve_below(Accumulator& acc, const T* column,
+                                                     const T* inverses, T* finished, int scale) {
+#pragma unroll
+    for (int p = 0; p < kColumnTiles; ++p) {
+      TileColumn x = {};
+      for_each_left(acc[p], finished + 8 * p, [&](const Left& left, int k) {
+        subtract(x, x, left, inverses + p * kTile + k, kTileRow);
+      });
+      store_pairs(finished + 8 * p, x, scale);
+      for_each_left(x, finished + 8 * p, [&](const Left& left, int k) {
+#pragma unroll
+        for (int j = p + 1; j < kColumnTiles; ++j) {
+          subtract(acc[j], acc[j], left, column + (j - p) * kTile + k, kTileRow);
+        }
+      });
+      column += (kColumnTiles - p) * kTile;
+    }
   }
 
   // Starts the copy of columns k0 .. k0 + kDepth - 1 of rows r0 .. r0 + count - 1 of L. Rows from n
@@ -244,6 +332,17 @@ struct BlockFactor {
         if (r < n) continue;
         acc[j][i][0] = T(r == c);
         acc[j][i][1] = T(r == c + 1);
+      }
+    }
+  }
+
+  static __device__ __forceinline__ void multiply(Accumulator& acc, T scale) {
+#pragma unroll
+    for (int j = 0; j < kColumnTiles; ++j) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) {
+        acc[j][i][0] *= scale;
+        acc[j][i][1] *= scale;
       }
     }
   }
@@ -355,6 +454,7 @@ struct BlockFactor {
 #pragma unroll 1
     for (int c0 = 0; c0 < n; c0 += kColumns) {
       const int panels = ceil_div(min(kColumns, n - c0), 8);
+      const int scale = find_scale(a, n, c0);
 #pragma unroll 1
       for (int r0 = c0; r0 < n; r0 += kRows) {
         const bool diagonal = r0 == c0;
@@ -367,6 +467,11 @@ struct BlockFactor {
           if (!diagonal) start_copy(chunk + kRows * kChunkRow, l, n, c0, kColumns, k0);
           commit_copies();
         };
+        const auto finish = [&] {
+          __syncwarp();
+          if (active) store_tile(l, finished, n, r0, c0);
+          __syncthreads();
+        };
         if (c0 > 0) start(0);
         Accumulator acc;
         if (active) load_tile(acc, a, n, r0, c0, symmetrize);
@@ -378,24 +483,22 @@ struct BlockFactor {
           if (!active) continue;
           const T* chunk = shared + k0 / kDepth % 2 * kChunkElements;
           const T* columns = diagonal ? chunk : chunk + kRows * kChunkRow;
-#pragma unroll(kTensor ? 2 : 1)
-          for (int k = 0; k < kDepth; k += kStep) {
-            Left left;
-            load_left(left, chunk + kWarpRows * warp() * kChunkRow + k, kChunkRow);
-#pragma unroll
-            for (int first = 0; first < kColumnTiles; first += kRowTiles) {
-              if (first >= last) continue;
-#pragma unroll
-              for (int j = first; j < first + kRowTiles; ++j) {
-                subtract(acc[j], acc[j], left, columns + 8 * j * kChunkRow + k, kChunkRow);
-              }
-            }
-          }
+          subtract_chunk(acc, chunk + kWarpRows * warp() * kChunkRow, columns, last);
+        }
+        if constexpr (kCompensated) {
+          if (active) multiply(acc, power_of_two(2 * scale));
         }
         if (c0 > 0) __syncthreads();  // `finished` is where the chunks were
         if constexpr (kPrefetch && !kUpper) {
           const bool more = r0 + kRows < n;
           prefetch_tile(a, n, more ? r0 + kRows : c0 + kColumns, more ? c0 : c0 + kColumns);
+        }
+        if constexpr (kTensor) {
+          if (!diagonal && panels == kColumnTiles) {
+            if (active) solve_below(acc, lower, inverses, finished, scale);
+            finish();
+            continue;
+          }
         }
         T* column = lower;  // the tiles of panel p
 #pragma unroll 1
@@ -428,7 +531,7 @@ struct BlockFactor {
                 }
               }
               __syncwarp();
-              store_pairs(finished + 8 * p, x);
+              store_pairs(finished + 8 * p, x, scale);
             }
             if (p + 1 == panels) break;
             if (diagonal) {
@@ -465,9 +568,7 @@ struct BlockFactor {
           }
           column = next;
         }
-        __syncwarp();
-        if (active) store_tile(l, finished, n, r0, c0);
-        __syncthreads();
+        finish();
       }
       clear_beside(l, n, c0);
     }

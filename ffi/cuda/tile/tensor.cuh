@@ -1,6 +1,6 @@
-// Products of doubles on the tensor cores, where float64 is IEEE FMAs. Operands are fragments
-// (fragment.cuh): an accumulator is an operand of the next product if its 8 columns count as 2t for
-// one half of the products and as 2t + 1 for the other, in both operands.
+// Products on the tensor cores: of doubles, where float64 is IEEE FMAs, and of floats, compensated.
+// Operands are fragments (fragment.cuh): an accumulator is an operand of the next product if its 8
+// columns count as 2t for one half of the products and as 2t + 1 for the other, in both operands.
 #pragma once
 
 #include "ffi/cuda/tile/math.cuh"
@@ -17,7 +17,28 @@ __device__ __forceinline__ void multiply_add(double (&c)[2], double a, double b)
 #endif
 
 // c (two fragments, one above the other) += a b^T, a 16x8, b 8x8: a[i] is this lane's pair of row
-// tile i, b its pair of b. GPUs without such tensor cores fetch whole rows of a and b by shuffles.
+// tile i, b its pair of b. For GPUs without such tensor cores: by FMAs, whole rows of a and b
+// fetched by shuffles.
+template <class T>
+__device__ __forceinline__ void add_product_by_shuffles(T (&c)[2][2], const Pair<T> (&a)[2],
+                                                        Pair<T> b) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll 1                 // short code: the kernels hold hundreds of products
+  for (int k = 0; k < 4; ++k) {  // columns 2k and 2k + 1
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = 4 * (2 * t + h) + k;
+      const Pair<T> right{shuffle(b.a, row), shuffle(b.b, row)};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        c[i][h] = add_mul(c[i][h], shuffle(a[i].a, 4 * g + k), right.a);
+        c[i][h] = add_mul(c[i][h], shuffle(a[i].b, 4 * g + k), right.b);
+      }
+    }
+  }
+}
+
+// The same by the tensor cores, where they are.
 __device__ __forceinline__ void add_product(double (&c)[2][2], const Pair<double> (&a)[2],
                                             Pair<double> b) {
 #if __CUDA_ARCH__ >= 900
@@ -33,20 +54,7 @@ __device__ __forceinline__ void add_product(double (&c)[2][2], const Pair<double
     multiply_add(c[i], a[i].b, b.b);
   }
 #else
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll 1  // short code: the kernels hold hundreds of products
-  for (int k = 0; k < 4; ++k) {  // columns 2k and 2k + 1
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = 4 * (2 * t + h) + k;
-      const Pair<double> right{shuffle(b.a, row), shuffle(b.b, row)};
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        c[i][h] = add_mul(c[i][h], shuffle(a[i].a, 4 * g + k), right.a);
-        c[i][h] = add_mul(c[i][h], shuffle(a[i].b, 4 * g + k), right.b);
-      }
-    }
-  }
+  add_product_by_shuffles(c, a, b);
 #endif
 }
 
@@ -67,6 +75,62 @@ __device__ __forceinline__ void add_product(double (&c)[2], Pair<double> a, Pair
 __device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<double> (&a)[2],
                                                  Pair<double> b) {
   add_product(c, {{-a[0].a, -a[0].b}, {-a[1].a, -a[1].b}}, b);
+}
+
+// A pair of floats as an operand of a compensated product: x = high + low exactly, high being x
+// rounded to the 11 bits of TF32. The tensor cores drop what low has beyond 11 bits, at most the
+// last bit of x.
+struct SplitPair {
+  Pair<float> high, low;
+};
+
+__device__ __forceinline__ float round_to_tf32(float x) {
+  return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
+}
+__device__ __forceinline__ SplitPair split(Pair<float> x) {
+  const Pair<float> high{round_to_tf32(x.a), round_to_tf32(x.b)};
+  return {high, {x.a - high.a, x.b - high.b}};
+}
+
+#if __CUDA_ARCH__ >= 800
+// c += a b^T in TF32: exact products, summed to about 24 bits and truncated.
+__device__ __forceinline__ void multiply_add_tf32(float (&c)[2][2], const Pair<float>& above,
+                                                  const Pair<float>& below, Pair<float> b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[1][0]), "+f"(c[1][1])
+      : "r"(__float_as_uint(above.a)), "r"(__float_as_uint(below.a)), "r"(__float_as_uint(above.b)),
+        "r"(__float_as_uint(below.b)), "r"(__float_as_uint(b.a)), "r"(__float_as_uint(b.b)));
+}
+#endif
+
+// c += a b^T to nearly the accuracy of float32: the three products of which at most one factor is a
+// low part, small ones first. As the tensor cores truncate sums, c should be short-lived: start it
+// at zero and add it to a longer sum by an addition of its own, which rounds.
+__device__ __forceinline__ void add_product(float (&c)[2][2], const SplitPair (&a)[2],
+                                            const SplitPair& b) {
+#if __CUDA_ARCH__ >= 800
+  multiply_add_tf32(c, a[0].low, a[1].low, b.high);
+  multiply_add_tf32(c, a[0].high, a[1].high, b.low);
+  multiply_add_tf32(c, a[0].high, a[1].high, b.high);
+#else
+  const auto join = [](const SplitPair& x) {
+    return Pair<float>{x.high.a + x.low.a, x.high.b + x.low.b};
+  };
+  add_product_by_shuffles(c, {join(a[0]), join(a[1])}, join(b));
+#endif
+}
+
+// c -= a b^T.
+__device__ __forceinline__ void subtract_product(float (&c)[2][2], const SplitPair (&a)[2],
+                                                 const SplitPair& b) {
+  float product[2][2] = {};
+  add_product(product, a, b);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) c[i][h] -= product[i][h];
+  }
 }
 
 }  // namespace jax_batched::cuda
