@@ -96,9 +96,11 @@ struct TierLauncher {
     } else {
       return with_access(args.upper, args.n % kVector<S> == 0, [&](auto access) {
         constexpr Access kAccess = decltype(access)::value;
-        using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast>;
-        return launch<
-            cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast, kMinBlocks>>(
+        constexpr int kRowTiles =
+            kTier.row_tiles > 0 ? kTier.row_tiles : kUsualRowTiles<S, kTier.fast>;
+        using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast, kRowTiles>;
+        return launch<cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast,
+                                            kRowTiles, kMinBlocks>>(
             stream, args.batch, 1, Factor::kThreads, Factor::kSharedBytes, args);
       });
     }

@@ -353,11 +353,12 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, RhsPlace::kNone>::kThrea
 }
 
 // One block per matrix of any size.
-template <class T, int kDepth, Access kAccess, bool kPrefetch, bool kCompensated, int kMinBlocks>
+template <class T, int kDepth, Access kAccess, bool kPrefetch, bool kCompensated, int kRowTiles,
+          int kMinBlocks>
 __global__ void __launch_bounds__(
-    (BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated>::kThreads), kMinBlocks)
+    (BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>::kThreads), kMinBlocks)
     cholesky_block_kernel(const CholeskyArguments<T> args) {
-  using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated>;
+  using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>;
   const int n = args.n;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * n * n;
   T* l = args.l + offset;

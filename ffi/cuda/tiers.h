@@ -36,6 +36,7 @@ struct Tier {
   std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
   int capability = 0;             // needs a GPU of this compute capability or a later one
   bool fast = false;              // serves only accuracy="fast" ("block": compensated products)
+  int row_tiles = 0;              // of a warp ("block"); 0: what suits most sizes
 
   // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
   constexpr bool has_name(std::string_view name) const {
@@ -120,6 +121,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
     {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
     {DType::kFloat32, 129, 512, "block", 1, false, 4, 4, 32, false, "tensor", 80, /*fast=*/true},
+    {DType::kFloat32, 129, 224, "block", 1, false, 4, 5, 16, false, "narrow", 0, false, 2},
     {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},

@@ -48,7 +48,12 @@ auto with_access(bool upper, bool vectors, const Function& f) {
                  : f(std::integral_constant<A, A::kElements>{});
 }
 
-template <class T, int kDepth, Access kAccess, bool kPrefetch, bool kCompensated = false>
+// A warp's rows by default, in tiles of 8.
+template <class T, bool kCompensated>
+inline constexpr int kUsualRowTiles = sizeof(T) == 4 && !kCompensated ? 4 : 2;
+
+template <class T, int kDepth, Access kAccess, bool kPrefetch, bool kCompensated = false,
+          int kRowTiles = kUsualRowTiles<T, kCompensated>>
 struct BlockFactor {
   static_assert(!kCompensated || std::is_same_v<T, float>);
   static constexpr bool kUpper = kAccess == Access::kUpper;
@@ -58,9 +63,8 @@ struct BlockFactor {
   static constexpr bool kTensor = kCompensated || std::is_same_v<T, double>;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kRowTiles = sizeof(T) == 4 && !kTensor ? 4 : 2;  // of a warp
-  static constexpr int kColumnTiles = sizeof(T) == 16 ? 4 : 8;          // of a block column
-  static constexpr int kColumnGroup = sizeof(T) == 4 ? 4 : 2;           // that take part together
+  static constexpr int kColumnTiles = sizeof(T) == 16 ? 4 : 8;  // of a block column
+  static constexpr int kColumnGroup = sizeof(T) == 4 ? 4 : 2;   // that take part together
   static constexpr int kWarpRows = 8 * kRowTiles;
   static constexpr int kRows = kWarps * kWarpRows;
   static constexpr int kColumns = 8 * kColumnTiles;
