@@ -19,7 +19,7 @@ import numpy as np
 import jax_batched as jb
 from benchmarks import results, timing
 from benchmarks.implementations import jax_program, jax_sample, on_cpu, release_memory
-from benchmarks.inputs import Inputs
+from benchmarks.inputs import Inputs, matrix_bytes
 from benchmarks.operations import MAX_RATIO, OPERATIONS
 from benchmarks.results import VariantRow
 from jax_batched.tune import sizes_of
@@ -60,10 +60,8 @@ class Variant:
 VARIANTS = [Variant(*flags) for flags in itertools.product((True, False), repeat=3)]
 
 
-def measure(dtype: str, n: int, nrhs: int, mebibytes: float, repetitions: int) -> dict[str, float]:
+def measure(dtype: str, n: int, nrhs: int, batch: int, repetitions: int) -> dict[str, float]:
     """Milliseconds of every variant, each tested first."""
-    size = int(mebibytes * 2**20)
-    batch = max(1, size // (n * max(n, nrhs) * np.dtype(dtype).itemsize))
     ((factor, b),) = Inputs(dtype, n, batch, 1).sets(OPERATIONS[OP].operands, nrhs)
     transposed: Callable[[jax.Array], jax.Array] = jax.jit(lambda x: jnp.swapaxes(x, 1, 2).copy())
     matrices = {True: factor, False: transposed(factor)}
@@ -94,6 +92,8 @@ def markdown(rows: Sequence[VariantRow]) -> Iterator[str]:
             if not same:
                 cells.append("-")
                 continue
+            largest = max(row["batch"] for row in same)
+            same = [row for row in same if row["batch"] == largest]
             best, worst = (f(same, key=lambda row: row["ms"]) for f in (min, max))
             spread = worst["ms"] / best["ms"]
             name = f" ({worst['variant']})" if spread > MAX_SPREAD else ""
@@ -105,7 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.variants", description=__doc__)
     add = parser.add_argument
-    add("--dtype", nargs="+", default=["float32", "float64"])
+    dtypes = ["float32", "float64"]
+    add("--dtype", nargs="+", choices=dtypes, default=dtypes)
     add("--n", nargs="+", type=sizes_of, default=[[8, 16, 32, 64, 96, 128, 256]])
     add("--nrhs", nargs="+", type=int, default=[1, 16])
     add("--mebibytes", type=float, default=64 if on_cpu() else 512)
@@ -118,8 +119,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = options.output_dir / f"{results.file_stem(device)}_variants.jsonl"
     sizes = sorted({n for part in options.n for n in part})
     for dtype, n, nrhs in itertools.product(options.dtype, sizes, options.nrhs):
-        times = measure(dtype, n, nrhs, options.mebibytes, options.repetitions)
-        batch = int(options.mebibytes * 2**20) // (n * max(n, nrhs) * np.dtype(dtype).itemsize)
+        system = matrix_bytes(dtype, n, max(n, nrhs), 1)
+        batch = max(1, int(options.mebibytes * 2**20) // system)
+        times = measure(dtype, n, nrhs, batch, options.repetitions)
         rows: list[VariantRow] = [
             {
                 "op": OP,
@@ -128,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "m": n,
                 "n": n,
                 "nrhs": nrhs,
-                "batch": max(1, batch),
+                "batch": batch,
                 "variant": variant,
                 "ms": float(f"{ms:.5g}"),
                 "device": device,

@@ -56,8 +56,8 @@ def cholesky(
         read; the other may hold anything, NaN included.
       accuracy: ``"ieee"``: every operation is a correctly rounded one of the dtype, subnormal
         numbers are kept. ``"fast"``: approximate reciprocals and square roots may be used, and for
-        float32 products on tensor cores in compensated form (on CUDA for n > 128); the residual
-        stays within three times that of ``"ieee"``.
+        float32 products on tensor cores in compensated form (n = 129 to 512 on GPUs from sm_80
+        on); the residual stays within three times that of ``"ieee"``.
       return_info: also return ``info``.
 
     Returns:

@@ -1,8 +1,9 @@
 """``python -m jax_batched.tune``: measures the compiled CUDA kernels on this machine's GPU.
 
-For each operation, dtype, size and number of right-hand sides, every kernel that can serve the call
-is checked and then timed beside the others. What is fastest goes into the table that the next build
-uses, ``ffi/cuda/tuned_tiers.h``. The candidates are the rows of the tables in ``ffi/cuda``.
+For each operation, dtype, size and number of right-hand sides that more than one kernel can serve,
+all of them are checked and then timed beside one another. What is fastest goes into the table that
+the next build uses, ``ffi/cuda/tuned_tiers.h``. The candidates are the rows of the tables in
+``ffi/cuda``.
 """
 
 import argparse
@@ -186,13 +187,19 @@ def candidates(kind: Kind, n: int, tiers: Sequence[_ffi.Tier]) -> list[str]:
 
 
 def measured_sizes(kind: Kind, wanted: Sequence[int], tiers: Sequence[_ffi.Tier]) -> list[int]:
-    """The wanted sizes that some kernel serves."""
+    """The wanted sizes for which there is a choice; with accuracy="fast", one of its own."""
+
+    def chooses(n: int) -> bool:
+        names = candidates(kind, n, tiers)
+        own = not kind.fast or names != candidates(kind._replace(fast=False), n, tiers)
+        return len(names) > 1 and own
+
     largest = _ffi.max_n(kind.operation, kind.dtype)
-    return [n for n in wanted if n <= largest and candidates(kind, n, tiers)]
+    return [n for n in wanted if n <= largest and chooses(n)]
 
 
 def default_sizes(kind: Kind, tiers: Sequence[_ffi.Tier]) -> list[int]:
-    """Sizes such that between two neighbours the same kernels can serve."""
+    """Sizes with a choice such that between two neighbours the same kernels can serve."""
     mine = [t for t in tiers if (t.operation, t.dtype) == (kind.operation, kind.dtype)]
     borders = {n for tier in mine for n in (tier.min_n - 1, tier.max_n)} - {0}
     return measured_sizes(kind, sorted({*SIZES, *borders}), tiers)
@@ -471,11 +478,8 @@ def tune(
         last = ""
         for n in sizes:
             step(f"{kind} n={n} nrhs={nrhs}")
-            names = candidates(kind, n, tiers)
-            if len(names) == 1:
-                continue  # it serves anyway
             memory = mebibytes or usual_mebibytes(n)
-            seconds, wrong = measure_point(kind, n, nrhs, memory, names)
+            seconds, wrong = measure_point(kind, n, nrhs, memory, candidates(kind, n, tiers))
             faults += wrong
             if seconds:
                 times[n] = seconds
@@ -579,7 +583,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with progress(total) as step:
         for kind, (sizes, classes) in work.items():
             block, lines, wrong = tune(kind, sizes, classes, options.mebibytes, step)
-            found[kind] = block
+            if any(block.kernels.values()):
+                found[kind] = block
             changed += lines
             faults += wrong
     print("\n".join(changed) if changed else "nothing changes")

@@ -8,6 +8,8 @@ The batches are ragged and the sizes odd, so that a read or write past the end l
 """
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,9 +33,10 @@ SIZES = {
     "halves": (105, 107, 112, 113, 118, 120, 121, 127, 128),
     "left": (65, 81, 96, 97, 121, 128, 129, 144, 159, 160),
     "block": (7, 33, 64, 65, 97, 130, 200),
+    "block.narrow": (129, 145, 193, 200, 224),
     "stream": (7, 32, 33, 65, 97, 130, 200, 256),
     "columns": (3, 17, 33, 70),
-    "": (8, 13, 31, 65, 96, 100, 300),
+    "": (8, 13, 31, 65, 96, 100, 130, 200, 300),
 }
 
 # With accuracy="fast", of float32.
@@ -76,6 +79,13 @@ def check_pullback(dtype: str, batch: int) -> int:
 OTHERS = {"residual": check_residual, "cholesky_pullback": check_pullback}
 
 
+def check(op: ops.Op, run: Callable[..., Any], cases: list[Any], kernel: str = "") -> int:
+    """Runs one kernel on some operands of an operation; the number of calls."""
+    for case, result in zip(cases, ops.on_each(run, cases, kernel), strict=True):
+        op.check(case, result)
+    return len(cases)
+
+
 def main() -> None:
     """Runs the kernels and checks every matrix of every result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -97,17 +107,10 @@ def main() -> None:
                     for nrhs in ((1,) if op.factors else (1, 5))
                     if ops.serves(op, kernel, dtype, n, nrhs)
                 ]
-                if not cases:
-                    continue
-                results = ops.on_each(op, cases, kernel)
-                for case, result in zip(cases, results, strict=True):
-                    op.check(case, result)
-                calls += len(cases)
+                calls += check(op, op, cases, kernel)
             if dtype == "float32" and op in ops.FACTORING:
-                cases = [operands(op, dtype, 3, n, 1) for n in FAST_SIZES]
-                for case, result in zip(cases, ops.on_each(op.fast, cases), strict=True):
-                    op.check(case, result)
-                calls += len(cases)
+                fast = [operands(op, dtype, 3, n, 1) for n in FAST_SIZES]
+                calls += check(op, op.fast, fast)
             print(op.name, dtype, calls, "calls", flush=True)
     if arguments.large:
         for n in (16, 2):

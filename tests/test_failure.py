@@ -352,6 +352,19 @@ def test_fast_accuracy_at_every_scale(op):
         assert op.ratios(operands, fast).max() <= limit
 
 
+@pytest.mark.parametrize(
+    "op", [op for op in ops.FACTORING if not op.options.get("symmetrize_input")], ids=ops.ids
+)
+def test_fast_accuracy_next_to_overflow(op):
+    """Entries from 2^127 on, whose quarter is factored. (Their mean would be infinite.)"""
+    operands = op.operands("float32", batch=(4,), n=130, nrhs=1, seed=5)
+    _, exponent = np.frexp(np.nanmax(np.abs(operands[0])))
+    operands = tuple(ops.times(y, np.float32(2.0 ** (128 - exponent))) for y in operands)
+    assert 2.0**127 <= np.nanmax(np.abs(operands[0])) < np.inf
+    (result,) = ops.on_each(op.fast, [operands])
+    op.check(operands, result)
+
+
 @pytest.mark.parametrize("op", ops.CHOLESKY, ids=ops.ids)
 def test_fast_accuracy_of_badly_scaled_rows(op):
     """D A D with powers of two in D: each row of the factor is as accurate."""

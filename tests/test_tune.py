@@ -89,12 +89,26 @@ def test_candidates_are_those_that_the_gpu_and_the_accuracy_allow():
     assert tune.candidates(CHOLESKY._replace(dtype="float64"), 9, TIERS) == ["block"]
 
 
-def test_default_sizes_hold_the_borders_of_every_kernel():
-    sizes = tune.default_sizes(CHOLESKY, TIERS)
-    assert {1, 8, 16, 24, 512} <= set(sizes)
+@pytest.mark.parametrize(("kind", "last"), ((CHOLESKY, 24), (FAST, 512)))
+def test_default_sizes_hold_the_borders_of_every_kernel(kind, last):
+    sizes = tune.default_sizes(kind, TIERS)
+    assert {1, 8, 16, 24, last} <= set(sizes)
+    assert max(sizes) == last
     for low, high in itertools.pairwise(sizes):
-        between = {tuple(tune.candidates(CHOLESKY, n, TIERS)) for n in range(low + 1, high + 1)}
+        between = {tuple(tune.candidates(kind, n, TIERS)) for n in range(low + 1, high + 1)}
         assert len(between) == 1
+
+
+def test_only_sizes_with_a_choice_are_measured():
+    assert tune.measured_sizes(CHOLESKY, (8, 24, 25, 600), TIERS) == [8, 24]
+    assert tune.measured_sizes(FAST, (8, 25, 600), TIERS) == [8, 25]
+    ieee_alone = [tier for tier in TIERS if not tier.fast]
+    assert tune.measured_sizes(FAST, (8, 25), ieee_alone) == []
+
+
+def test_right_hand_sides_that_are_measured():
+    assert tune.nrhs_classes("solve_pos", [4]) == {1: None}
+    assert tune.nrhs_classes("cho_solve", [1, 64]) == {1: 1, 64: None}
 
 
 def test_sizes_between_take_the_kernel_of_the_next_one_measured():

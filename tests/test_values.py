@@ -75,6 +75,8 @@ def test_every_number_of_right_hand_sides(op, dtype, kernel):
         for nrhs in counts
         if ops.serves(op, kernel, dtype, n, nrhs)
     ]
+    if not cases:
+        pytest.skip("the kernel serves other sizes")
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
         op.check(operands, result)
 
@@ -118,6 +120,8 @@ def test_half_precision_is_float32_rounded_once(op, kernel, stored):
         for nrhs in (1, 3)
         if ops.serves(op, kernel, stored, n, nrhs)
     ]
+    if not served:
+        pytest.skip("the kernel serves other sizes")
     cases = [
         tuple(x.astype(stored) for x in op.operands("float32", batch=(33,), n=n, nrhs=k, seed=n))
         for n, k in served

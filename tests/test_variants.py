@@ -27,4 +27,4 @@ def test_a_wrong_result_ends_the_run(variants, monkeypatch):
     right = variants.Variant.call
     monkeypatch.setattr(variants.Variant, "call", lambda *x: 1.01 * right(*x))
     with pytest.raises(RuntimeError, match="wrong result: left lower T"):
-        variants.measure("float32", 5, 3, 0.01, 7)
+        variants.measure("float32", 5, 3, 9, 7)
