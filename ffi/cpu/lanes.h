@@ -29,7 +29,7 @@ struct GroupPointers {
   int64_t ahead;
 };
 inline constexpr int64_t kMinPrefetchedBytes = 1024;
-inline constexpr int64_t kMaxPrefetchedBytes = 768 * kVectorBytes;  // 24 or 48 KiB
+inline constexpr int64_t kMaxPrefetchedBytes = 768 * kVectorBytes;  // 12 to 48 KiB
 
 template <class T>
 constexpr int64_t prefetch_distance(int64_t size) {
@@ -102,7 +102,7 @@ class BackgroundFetch {
   }
 
  private:
-  static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;  // 512 KiB or 1 MiB
+  static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;  // 256 KiB to 1 MiB
   struct Span {
     const char* at = nullptr;
     const char* end = nullptr;
@@ -183,8 +183,8 @@ Simd<R>* numbers(Complex<Simd<R>>* entries) {
 }
 
 // A group of n x n matrices in scratch, row-major, rows `pitch` entries apart: where rows fill
-// whole registers one more than there are, so that the entries of a column spread over the sets of
-// the cache; elsewhere they follow one another, and a square may cover the end of one and the
+// whole registers an odd number, so that the entries of a column spread over the sets of the
+// cache; elsewhere they follow one another, and a square may cover the end of one and the
 // beginning of the next.
 template <class T>
 struct GroupMatrix {
@@ -256,9 +256,9 @@ void unpack(const GroupMatrix<T>& from, Part part, const GroupPointers<Real<T>>&
   // Zeros in scratch, where they share a square with anything else: at the ends of a row's range.
   for (int64_t i = 0; i < from.n; ++i) {
     const Zeros zeros = zeros_of(i);
-    Simd<R>* numbers = from.row(i) - i * row_numbers;
-    clear(numbers, zeros.begin, std::min(zeros.begin + size, zeros.end));
-    clear(numbers, std::max(zeros.end - size, zeros.begin), zeros.end);
+    Simd<R>* first = from.row(i) - i * row_numbers;
+    clear(first, zeros.begin, std::min(zeros.begin + size, zeros.end));
+    clear(first, std::max(zeros.end - size, zeros.begin), zeros.end);
   }
   if (all_numbers < size) {
     unpack(from.row(0), all_numbers, to);

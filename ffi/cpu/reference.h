@@ -78,6 +78,7 @@ void cholesky(const CholeskyProblem& p, int64_t index) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
       const bool in_triangle = p.upper ? j >= i : j <= i;
+      // The diagonal is real: its conjugate would be -0 i.
       out[i * n + j] = !in_triangle       ? T(0)
                        : p.info[index]    ? quiet_nan<T>()
                        : p.upper && i < j ? conj(l[j * n + i])

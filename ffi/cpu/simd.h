@@ -352,16 +352,16 @@ struct Square {
     if constexpr (kByLines) {
       unrolled<kSize>([&](auto l) JAX_BATCHED_INLINED { row[l] = Simd<R>::load(line(l)).v; });
       transpose();
-      return;
+    } else {
+      using Pointer = const instruction::UnalignedPiece*;
+      unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
+        row[i] = Vector(instruction::joined([&](int p) JAX_BATCHED_INLINED {
+          const R* from = line(p * kPiece + i % kPiece) + i / kPiece * kPiece;
+          return instruction::Piece(*reinterpret_cast<Pointer>(from));
+        }));
+      });
+      transpose_pieces();
     }
-    using Pointer = const instruction::UnalignedPiece*;
-    unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
-      row[i] = Vector(instruction::joined([&](int p) JAX_BATCHED_INLINED {
-        const R* from = line(p * kPiece + i % kPiece) + i / kPiece * kPiece;
-        return instruction::Piece(*reinterpret_cast<Pointer>(from));
-      }));
-    });
-    transpose_pieces();
   }
   // Row l of the transpose goes to line(l). Spoils the square.
   template <class Line>
@@ -369,16 +369,16 @@ struct Square {
     if constexpr (kByLines) {
       transpose();
       unrolled<kSize>([&](auto l) JAX_BATCHED_INLINED { Simd<R>(row[l]).store(line(l)); });
-      return;
-    }
-    using Pointer = instruction::UnalignedPiece*;
-    transpose_pieces();
-    unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
-      unrolled<kPieces>([&](auto p) JAX_BATCHED_INLINED {
-        R* to = line(p * kPiece + i % kPiece) + i / kPiece * kPiece;
-        *reinterpret_cast<Pointer>(to) = instruction::piece_of<p>(row[i]);
+    } else {
+      using Pointer = instruction::UnalignedPiece*;
+      transpose_pieces();
+      unrolled<kColumns>([&](auto i) JAX_BATCHED_INLINED {
+        unrolled<kPieces>([&](auto p) JAX_BATCHED_INLINED {
+          R* to = line(p * kPiece + i % kPiece) + i / kPiece * kPiece;
+          *reinterpret_cast<Pointer>(to) = instruction::piece_of<p>(row[i]);
+        });
       });
-    });
+    }
   }
 
   JAX_BATCHED_INLINE void transpose() {

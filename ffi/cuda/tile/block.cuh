@@ -71,7 +71,8 @@ struct BlockFactor {
   static_assert(kRows >= kColumns, "one tile holds the diagonal block");
 
   // Strides for which no access below has a bank conflict: plain FMA reads 16 bytes of 8 rows
-  // (2t + h, or g) at once, the tensor cores' operands are 16 bytes of 4 neighbours in 2 rows.
+  // (2t + h, or g) at once, the tensor cores' operands are 16 bytes of 4 neighbours in 2 rows, or
+  // of floats 8 bytes in 4 rows.
   static constexpr int kChunkRow = kDepth + (kTensor ? 8 : kVector<T>);
   static constexpr int kTileRow = kTensor ? 8 : 8 + kVector<T>;
   static constexpr int kTile = 8 * kTileRow;

@@ -14,9 +14,7 @@
 namespace jax_batched::cuda {
 
 // Where the rows of a tile lie in shared memory: an odd number of vectors apart, for lanes that
-// read vectors of neighbouring rows. Rows that are no whole vectors are read by elements; they
-// start at different places within a vector, so that the banks of 32 rows differ if after every 8
-// of them a vector is skipped.
+// read vectors of neighbouring rows.
 template <class T, bool kAligned>
 struct TileLayout {
   static constexpr int kV = kVector<T>;
@@ -25,7 +23,7 @@ struct TileLayout {
   static constexpr int kTile = 32 * kPitch + (kAligned ? 0 : 4 * kV);
 
   static __device__ __forceinline__ int row(int r) {
-    return r * kPitch + (kAligned ? 0 : r / 8 * kV);
+    return r * kPitch + skipped_before<T, !kAligned>(r);
   }
 };
 
@@ -64,7 +62,6 @@ template <class T, bool kAligned>
 struct StoredTriangle {
   static constexpr int kV = kVector<T>;
   using Layout = TileLayout<T, kAligned>;
-  static constexpr int kPitch = Layout::kPitch;
   const T* a;
   int n;
   bool upper;
@@ -142,8 +139,8 @@ struct StreamTile {
   using Layout = TileLayout<T, kAligned>;
 
   // y(i) of the diagonal block from c_i, by its substitution.
-  static __device__ __forceinline__ void solve_diagonal(Sweep& sweep, T (&c)[kColumns], int row,
-                                                        bool unit, bool ascending) {
+  static __device__ __forceinline__ void solve_diagonal(Sweep& sweep, T (&c)[kColumns], bool unit,
+                                                        bool ascending) {
     const int lane = sweep.lane;
     const T* const own = sweep.folded + sweep.origin[0];
     const bool one = unit || lane >= sweep.n;
@@ -287,7 +284,7 @@ __global__ void __launch_bounds__(32)
           for (int r = 0; r < kColumns; ++r) c[r] = own[r];
         }
         if (at.diagonal()) {
-          Tile::solve_diagonal(sweep, c, 32 * at.row, s.unit_diagonal, ascending);
+          Tile::solve_diagonal(sweep, c, s.unit_diagonal, ascending);
         } else if (ascending) {
           Tile::subtract_rows(sweep, c, y + 32 * at.column * kColumns);
         } else {

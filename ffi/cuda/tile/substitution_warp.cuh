@@ -39,15 +39,21 @@ __device__ __forceinline__ void copy_vector_inside(T* to, const T* a, int elemen
   }
 }
 
+// Elements skipped before a row in shared memory. Rows an odd number of vectors apart that are not
+// aligned are read by elements; they start at different places within a vector, so that the banks
+// of 32 of them differ if after every 8 rows a vector is skipped.
+template <class T, bool kSkips>
+__host__ __device__ constexpr int skipped_before(int row) {
+  return kSkips ? row / 8 * kVector<T> : 0;
+}
+
 // The triangle in shared memory, in whole 16-byte vectors of the stored matrix: only vectors that
 // hold some of the triangle, some 32-byte sectors of it, are read.
 //
 // Line f holds row n - 1 - f from its start and row f up to its end; together they are of the same
 // length for each f, so half the memory of a square serves, and the start of a row is a product.
 // Lines are an odd number of vectors apart: lanes that read vectors of neighbouring rows meet no
-// bank conflict. Rows that are not aligned are read by elements; they start at different places
-// within a vector, so that the banks of 32 lines differ if after every 8 of them a vector is
-// skipped (kSkips).
+// bank conflict.
 template <class T>
 struct FoldedTriangle {
   int n;
@@ -65,17 +71,12 @@ struct FoldedTriangle {
     return make_odd(most);
   }
   __host__ __device__ int pitch() const { return line_vectors() * kVector<T>; }
-  // Elements skipped before a line.
-  template <bool kSkips>
-  static __host__ __device__ int skipped(int line) {
-    return kSkips ? line / 8 * kVector<T> : 0;
-  }
   // Where the vectors of row s start.
   template <bool kAligned, bool kSkips>
   __device__ __forceinline__ int row_start(int s) const {
     const bool second = 2 * s + 1 < n;
     const int line = second ? s : n - 1 - s;
-    return line * pitch() + skipped<kSkips>(line) +
+    return line * pitch() + skipped_before<T, kSkips>(line) +
            (second ? pitch() - vectors<kAligned>(s + 1) * kVector<T> : 0);
   }
 };
@@ -97,8 +98,8 @@ struct WarpSubstitutionShape {
   // entries of a row use different banks.
   static __host__ __device__ int matrix_pitch(const FoldedTriangle<T>& folded) {
     constexpr int kWords = sizeof(T) / 4;
-    const int elements = folded.lines() * folded.pitch() +
-                         FoldedTriangle<T>::template skipped<kSkips>(folded.lines() - 1);
+    const int elements =
+        folded.lines() * folded.pitch() + skipped_before<T, kSkips>(folded.lines() - 1);
     const int bank = elements * kWords % 32;
     return elements + (32 + kLanes * kWords % 32 - bank) % 32 / kWords;
   }
@@ -129,7 +130,7 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
     const int vector = second ? from_end : position;        // of the row
 #pragma unroll
     for (int m = 0; m < kMatrices; ++m) {
-      T* const to = folded + m * pitch + t * kV + FoldedTriangle<T>::template skipped<kSkips>(line);
+      T* const to = folded + m * pitch + t * kV + skipped_before<T, kSkips>(line);
       if constexpr (kAligned) {
         const int element = row / kV * kV + vector * kV;
         if (element <= row + s) {
