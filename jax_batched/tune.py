@@ -493,7 +493,7 @@ def tune(
     note = (
         f"{jax.devices()[0].device_kind}, {datetime.now(UTC).date()}, "
         + (f"{mebibytes:g}" if mebibytes else f"512 (n >= {LARGE_N}: {LARGE_MEBIBYTES})")
-        + " MiB of matrices"
+        + " MiB"
     )
     return Block(note, kernels), changed, faults
 
