@@ -8,23 +8,24 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jax_batched as jb
 from benchmarks import results, timing
-from benchmarks.implementations import jax_program, jax_sample, on_cpu, release_memory
+from benchmarks.implementations import IMPLEMENTATIONS, on_cpu, release_memory
 from benchmarks.inputs import Inputs, matrix_bytes
-from benchmarks.operations import MAX_RATIO, OPERATIONS
+from benchmarks.operations import OPERATIONS
 from benchmarks.results import VariantRow
+from benchmarks.run import WrongResultError, verify
 from jax_batched.tune import sizes_of
 
 OP = "triangular_solve"
+OURS = IMPLEMENTATIONS["jax_batched"]
 MAX_SPREAD = 1.3  # times the fastest variant
 
 
@@ -67,15 +68,13 @@ def measure(dtype: str, n: int, nrhs: int, batch: int, repetitions: int) -> dict
     matrices = {True: factor, False: transposed(factor)}
     sides = {True: b, False: transposed(b)}
     programs = {}
-    sample = np.unique(np.linspace(0, batch - 1, 100).astype(np.int64))
     for variant in VARIANTS:
-        operands = matrices[variant.lower], sides[variant.left]
-        program = jax_program(variant.call, [operands])
-        (x,) = program.run()
-        wide = [np.asarray(jax_sample(y, sample), np.float64) for y in (*operands, x)]
-        ratio = variant.residual_ratio(float(np.finfo(dtype).eps), *wide)
-        if not np.all(ratio <= MAX_RATIO):
-            raise RuntimeError(f"wrong result: {variant}, {dtype}, n={n}: ratio {ratio.max():.3g}")
+        sets = [(matrices[variant.lower], sides[variant.left])]
+        program = OURS.program(variant.call, sets)
+        try:
+            verify(replace(OPERATIONS[OP], ratio=variant.residual_ratio), OURS, sets, program)
+        except WrongResultError as error:
+            raise RuntimeError(f"{variant}, {dtype}, n={n}: {error}") from error
         programs[str(variant)] = program, timing.calibrate(program)
     return timing.measure(programs, repetitions)
 

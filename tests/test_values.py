@@ -67,7 +67,9 @@ def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
     op.check(operands, op(*operands))
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.SUBSTITUTING), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.SUBSTITUTING, (5, 33)), ids=ops.ids
+)
 def test_every_number_of_right_hand_sides(op, dtype, kernel):
     cases = [
         op.operands(dtype, batch=(3,), n=n, nrhs=nrhs, seed=nrhs)
@@ -75,8 +77,7 @@ def test_every_number_of_right_hand_sides(op, dtype, kernel):
         for nrhs in counts
         if ops.serves(op, kernel, dtype, n, nrhs)
     ]
-    if not cases:
-        pytest.skip("the kernel serves other sizes")
+    assert cases
     for operands, result in zip(cases, ops.on_each(op, cases, kernel), strict=True):
         op.check(operands, result)
 
@@ -120,8 +121,7 @@ def test_half_precision_is_float32_rounded_once(op, kernel, stored):
         for nrhs in (1, 3)
         if ops.serves(op, kernel, stored, n, nrhs)
     ]
-    if not served:
-        pytest.skip("the kernel serves other sizes")
+    assert served
     cases = [
         tuple(x.astype(stored) for x in op.operands("float32", batch=(33,), n=n, nrhs=k, seed=n))
         for n, k in served

@@ -17,10 +17,8 @@ namespace jax_batched::cuda {
 // read vectors of neighbouring rows.
 template <class T, bool kAligned>
 struct TileLayout {
-  static constexpr int kV = kVector<T>;
-  static constexpr int kRowVectors = 32 / kV + 1;
-  static constexpr int kPitch = kRowVectors * kV;
-  static constexpr int kTile = 32 * kPitch + (kAligned ? 0 : 4 * kV);
+  static constexpr int kPitch = 32 + kVector<T>;
+  static constexpr int kTile = 32 * kPitch + skipped_before<T, !kAligned>(32);
 
   static __device__ __forceinline__ int row(int r) {
     return r * kPitch + skipped_before<T, !kAligned>(r);
