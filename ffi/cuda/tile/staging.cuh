@@ -8,6 +8,22 @@
 
 namespace jax_batched::cuda {
 
+// Moves a warp's records: move_vectors(count) all whole vectors of their elements, which are known
+// at compile time but for the last warp of a batch, move_element(e) what is left there. By elements
+// alone that one warp would take longer than all others.
+template <class T, int kLength, class V, class E>
+__device__ __forceinline__ void move_records(int records, int lane, V&& move_vectors,
+                                             E&& move_element) {
+  if (records == 32) {
+    move_vectors(32 * kLength / kVector<T>);
+  } else {
+    const int vectors = records * kLength / kVector<T>;
+    move_vectors(vectors);
+    const int rest = vectors * kVector<T> + lane;
+    if (rest < records * kLength) move_element(rest);
+  }
+}
+
 // 32 records of kLength elements, one per lane, staged at stride kStride (odd, so that lanes that
 // read the same element of their own records meet no bank conflict).
 //
@@ -26,41 +42,46 @@ struct RecordStage {
   }
 
   static __device__ __forceinline__ void load(T* stage, const T* src, int records, int lane) {
-    if (records == 32) {
-      constexpr int kRounds = ceil_div(kVectors, 32);
-      constexpr int kFlight = kRounds < 16 ? kRounds : 16;  // loads in flight
-#pragma unroll 1
-      for (int first = 0; first < kRounds; first += kFlight) {
-        Vector<T> v[kFlight];
-#pragma unroll
-        for (int u = 0; u < kFlight; ++u) {
-          const int i = (first + u) * 32 + lane;
-          if (i < kVectors) v[u] = reinterpret_cast<const Vector<T>*>(src)[i];
-        }
-#pragma unroll
-        for (int u = 0; u < kFlight; ++u) {
-          const int i = (first + u) * 32 + lane;
-          if (i >= kVectors) continue;
-#pragma unroll
-          for (int z = 0; z < kVector<T>; ++z) stage[position(i * kVector<T> + z)] = v[u].v[z];
-        }
-      }
-    } else {
-      for (int e = lane; e < records * kLength; e += 32) stage[position(e)] = src[e];
-    }
+    move_records<T, kLength>(
+        records, lane, [=](int vectors) { load_vectors(stage, src, vectors, lane); },
+        [=](int e) { stage[position(e)] = src[e]; });
+  }
+  static __device__ __forceinline__ void store(T* dst, const T* stage, int records, int lane) {
+    move_records<T, kLength>(
+        records, lane, [=](int vectors) { store_vectors(dst, stage, vectors, lane); },
+        [=](int e) { dst[e] = stage[position(e)]; });
   }
 
-  static __device__ __forceinline__ void store(T* dst, const T* stage, int records, int lane) {
-    if (records == 32) {
-#pragma unroll 8
-      for (int i = lane; i < kVectors; i += 32) {
-        Vector<T> v;
+ private:
+  static __device__ __forceinline__ void load_vectors(T* stage, const T* src, int vectors,
+                                                      int lane) {
+    constexpr int kRounds = ceil_div(kVectors, 32);
+    constexpr int kFlight = kRounds < 16 ? kRounds : 16;  // loads in flight
+#pragma unroll 1
+    for (int first = 0; first < kRounds; first += kFlight) {
+      Vector<T> v[kFlight];
 #pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) v.v[z] = stage[position(i * kVector<T> + z)];
-        reinterpret_cast<Vector<T>*>(dst)[i] = v;
+      for (int u = 0; u < kFlight; ++u) {
+        const int i = (first + u) * 32 + lane;
+        if (i < vectors) v[u] = reinterpret_cast<const Vector<T>*>(src)[i];
       }
-    } else {
-      for (int e = lane; e < records * kLength; e += 32) dst[e] = stage[position(e)];
+#pragma unroll
+      for (int u = 0; u < kFlight; ++u) {
+        const int i = (first + u) * 32 + lane;
+        if (i >= vectors) continue;
+#pragma unroll
+        for (int z = 0; z < kVector<T>; ++z) stage[position(i * kVector<T> + z)] = v[u].v[z];
+      }
+    }
+  }
+  static __device__ __forceinline__ void store_vectors(T* dst, const T* stage, int vectors,
+                                                       int lane) {
+#pragma unroll 8
+    for (int i = lane; i < vectors; i += 32) {
+      Vector<T> v;
+#pragma unroll
+      for (int z = 0; z < kVector<T>; ++z) v.v[z] = stage[position(i * kVector<T> + z)];
+      reinterpret_cast<Vector<T>*>(dst)[i] = v;
     }
   }
 };

@@ -3,6 +3,7 @@
 
 #include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
 
 namespace jax_batched::cuda {
@@ -66,42 +67,21 @@ struct MatrixStage {
 
   // Both need a barrier between the warp's moves and a lane's.
   static __device__ __forceinline__ void load(S* stage, const S* src, int records, int lane) {
-    if (records == 32) {
-      const auto* from = reinterpret_cast<const Vector<S>*>(src);
-      const auto to = [=](int i) {
-        return reinterpret_cast<Vector<S>*>(stage + position(i * kVector<S>));
-      };
-      constexpr int kRounds = ceil_div(kVectors, 32);
-      if constexpr (kRounds <= 16) {
-        Vector<S> v[kRounds];
-#pragma unroll
-        for (int u = 0; u < kRounds; ++u) {
-          if (32 * u + lane < kVectors) v[u] = from[32 * u + lane];
-        }
-#pragma unroll
-        for (int u = 0; u < kRounds; ++u) {
-          if (32 * u + lane < kVectors) *to(32 * u + lane) = v[u];
-        }
-      } else {  // more than registers hold
-#pragma unroll 8
-        for (int i = lane; i < kVectors; i += 32) copy_async(to(i), from + i);
-        commit_copies();
-        wait_for_copies<0>();
-      }
-    } else {
-      for (int e = lane; e < records * kLength; e += 32) stage[position(e)] = src[e];
-    }
+    move_records<S, kLength>(
+        records, lane, [=](int vectors) { load_vectors(stage, src, vectors, lane); },
+        [=](int e) { stage[position(e)] = src[e]; });
   }
   static __device__ __forceinline__ void store(S* dst, const S* stage, int records, int lane) {
-    if (records == 32) {
+    move_records<S, kLength>(
+        records, lane,
+        [=](int vectors) {
 #pragma unroll 8
-      for (int i = lane; i < kVectors; i += 32) {
-        reinterpret_cast<Vector<S>*>(dst)[i] =
-            *reinterpret_cast<const Vector<S>*>(stage + position(i * kVector<S>));
-      }
-    } else {
-      for (int e = lane; e < records * kLength; e += 32) dst[e] = stage[position(e)];
-    }
+          for (int i = lane; i < vectors; i += 32) {
+            reinterpret_cast<Vector<S>*>(dst)[i] =
+                *reinterpret_cast<const Vector<S>*>(stage + position(i * kVector<S>));
+          }
+        },
+        [=](int e) { dst[e] = stage[position(e)]; });
   }
 
   // What a factorization reads of this lane's record.
@@ -150,6 +130,31 @@ struct MatrixStage {
   }
 
  private:
+  static __device__ __forceinline__ void load_vectors(S* stage, const S* src, int vectors,
+                                                      int lane) {
+    const auto* from = reinterpret_cast<const Vector<S>*>(src);
+    const auto to = [=](int i) {
+      return reinterpret_cast<Vector<S>*>(stage + position(i * kVector<S>));
+    };
+    constexpr int kRounds = ceil_div(kVectors, 32);
+    if constexpr (kRounds <= 16) {
+      Vector<S> v[kRounds];
+#pragma unroll
+      for (int u = 0; u < kRounds; ++u) {
+        if (32 * u + lane < vectors) v[u] = from[32 * u + lane];
+      }
+#pragma unroll
+      for (int u = 0; u < kRounds; ++u) {
+        if (32 * u + lane < vectors) *to(32 * u + lane) = v[u];
+      }
+    } else {  // more than registers hold
+#pragma unroll 8
+      for (int i = lane; i < vectors; i += 32) copy_async(to(i), from + i);
+      commit_copies();
+      wait_for_copies<0>();
+    }
+  }
+
   // Calls f(i, j, a_ij) for each entry that is wanted, row by row.
   template <class Wanted, class F>
   static __device__ __forceinline__ void for_each_read(const S* own, Wanted&& wanted, F&& f) {
