@@ -44,14 +44,14 @@ OPERATIONS = tuple(_MAX_N)
 
 # Up to which n and how many right-hand sides (None: any number) solve_pos is one kernel on CUDA,
 # where factor and solve are not faster: what the rows of ffi/cuda/tiers.h that need no particular
-# GPU cover, for a program may be lowered for another one. (float32 beyond 96: more right-hand sides
-# are so many factorizations. float64 beyond 64: the factor is in shared memory, of which 144 rows
-# fill the 99 KB that every GPU since sm_80 has.)
+# GPU cover, for a program may be lowered for another one. (float32 beyond 96, complex64 beyond 64
+# and complex128 beyond 48: more right-hand sides are so many factorizations. float64 beyond 64: the
+# factor is in shared memory, of which 144 rows fill the 99 KB that every GPU since sm_80 has.)
 _CUDA_FUSED: dict[str, tuple[tuple[int, int | None], ...]] = {
     "float32": ((96, None), (128, 1)),
     "float64": ((64, None), (144, 16)),
-    "complex64": ((64, None),),
-    "complex128": ((48, None),),
+    "complex64": ((64, None), (96, 1)),
+    "complex128": ((48, None), (64, 1)),
 }
 
 # Largest n for which cholesky_pullback is one kernel rather than a product and two solves: on CUDA

@@ -72,22 +72,26 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      // Large kernels of 16-bit elements are not limited by loads and stores: one for all sizes of
-      // a tier.
-      if constexpr (!is_storage_only(kDTypeOf<S>) || kTiles <= 8) {
-        if (args.n == 8 * kTiles) {
-          return launch_warp<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps,
-                             kMinBlocks>(stream, args);
+      const auto launch_exact = [&](auto exact) {
+        return launch_warp<S, kTiles, kTier.group, kTier.redundant, decltype(exact)::value,
+                           kTier.warps, kMinBlocks>(stream, args);
+      };
+      if constexpr (kTier.min_n == 8 * kTiles) {
+        return launch_exact(std::true_type{});
+      } else {
+        // Large kernels of 16-bit elements are not limited by loads and stores: one for all sizes
+        // of a tier.
+        if constexpr (!is_storage_only(kDTypeOf<S>) || kTiles <= 8) {
+          if (args.n == 8 * kTiles) return launch_exact(std::true_type{});
         }
+        return launch_exact(std::false_type{});
       }
-      return launch_warp<S, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kMinBlocks>(
-          stream, args);
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
-      return launch<cholesky_halves_kernel<kTiles, kTier.warps, kMinBlocks>>(
+      return launch<cholesky_halves_kernel<S, kTiles, kTier.warps, kMinBlocks>>(
           stream, args.batch, kTier.warps, 32 * kTier.warps,
-          cholesky_halves_shared_bytes<kTiles, kTier.warps>(), args);
+          cholesky_halves_shared_bytes<S, kTiles, kTier.warps>(), args);
     } else if constexpr (kTier.kernel == "left") {
       using Factor = LeftFactor<kTier.warps - 1, RhsPlace::kNone>;
       static_assert(kTier.max_n <= Factor::kMaxN);

@@ -217,19 +217,19 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 }
 
 // One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh).
-template <int kTiles, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
-    cholesky_halves_kernel(const CholeskyArguments<float> args) {
-  using Matrix = Halves<kTiles>;
+    cholesky_halves_kernel(const CholeskyArguments<T> args) {
+  using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
   if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
   const int n = args.n;
   const bool upper = args.upper;
-  const float* a = args.a + index * n * n;
-  float* l = args.l + index * n * n;
-  const Matrix matrix{reinterpret_cast<float*>(dynamic_shared) + warp * Matrix::kElements, n, lane};
+  const T* a = args.a + index * n * n;
+  T* l = args.l + index * n * n;
+  const Matrix matrix{reinterpret_cast<T*>(dynamic_shared) + warp * Matrix::kElements, n, lane};
   int info = 0;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     typename Matrix::Block m;
     matrix.template load<false>(m, a, first, first, upper, args.symmetrize);
     if (half) matrix.subtract_square(m);
-    float* stage = matrix.slot(half * kTiles);  // free beside L11, and beside L22
+    T* stage = matrix.slot(half * kTiles);  // free beside L11, and beside L22
     const int failed = matrix.template factor<false>(
         m, 1 - half, 1, matrix.inverses(), nullptr,
         [&](auto constant) {
@@ -282,9 +282,9 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   if (info) fill_failed(l, n, upper, lane, 32);
 }
 
-template <int kTiles, int kWarps>
+template <class T, int kTiles, int kWarps>
 constexpr size_t cholesky_halves_shared_bytes() {
-  return size_t{kWarps} * Halves<kTiles>::kElements * sizeof(float);
+  return size_t{kWarps} * Halves<T, kTiles>::kElements * sizeof(T);
 }
 
 // One warp for four matrices of 8 * kSlots - 7 .. 8 * kSlots rows of 16-bit elements, rows dealt

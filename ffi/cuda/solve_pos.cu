@@ -60,6 +60,10 @@ cudaError_t launch_left(cudaStream_t stream, const SolvePosArguments<double>& ar
 template <class S, int kSlots>
 inline constexpr bool kManyByRows = !kIsComplex<S> || kSlots * (kSlots + 1) / 2 * sizeof(S) <= 48;
 
+// Complex factors up to this n fit the registers of a warp, which solves several right-hand sides.
+template <class S>
+inline constexpr int kMaxComplexWarpN = sizeof(Real<S>) == 4 ? 64 : 48;
+
 // Up to this n the way back of one right-hand side in "left" is faster as products.
 inline constexpr int kMaxLeftProductsN = 88;
 
@@ -109,9 +113,15 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
-      return launch<solve_pos_halves_kernel<kTiles, kTier.warps, kMinBlocks>>(
+      if constexpr (kIsComplex<S> && kTier.max_n <= kMaxComplexWarpN<S>) {
+        static_assert(kTier.min_n > kTier.max_n - 8);
+        if (args.nrhs > 1) {
+          return launch_warp<S, kTier.max_n / 8, 1, false, false, kTier.warps, 1>(stream, args);
+        }
+      }
+      return launch<solve_pos_halves_kernel<S, kTiles, kTier.warps, kMinBlocks>>(
           stream, args.batch * args.nrhs, kTier.warps, 32 * kTier.warps,
-          solve_pos_halves_shared_bytes<kTiles, kTier.warps>(), args);
+          solve_pos_halves_shared_bytes<S, kTiles, kTier.warps>(), args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");

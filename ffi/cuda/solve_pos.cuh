@@ -720,23 +720,24 @@ constexpr size_t solve_pos_warp_shared_bytes() {
 
 // One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh), and one
 // right-hand side. L11 and L22 stay in registers, X in shared memory.
-template <int kTiles, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
-    solve_pos_halves_kernel(const SolvePosArguments<float> args) {
-  using Matrix = Halves<kTiles>;
+    solve_pos_halves_kernel(const SolvePosArguments<T> args) {
+  using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const SingleSystem<float> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const SingleSystem<T> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
   const int64_t index = system.index, nrhs = args.nrhs;
   if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
   const int n = args.n;
-  const Matrix matrix{reinterpret_cast<float*>(dynamic_shared) + warp * Matrix::kSolveElements, n,
+  const Matrix matrix{reinterpret_cast<T*>(dynamic_shared) + warp * Matrix::kSolveElements, n,
                       lane};
-  const float* a = args.a + matrix_index(args.a_map, index) * n * n;
-  const float* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
-  float* vector = matrix.vector();
+  const T* a = args.a + matrix_index(args.a_map, index) * n * n;
+  const T* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
+  T* vector = matrix.vector();
 #pragma unroll
-  for (int i = lane; i < 2 * kHalf; i += 32) vector[i] = i < n ? b[i * nrhs] : 0.0f;
+  for (int i = lane; i < 2 * kHalf; i += 32)
+    vector[i] = i < n ? conj_if(args.upper, b[i * nrhs]) : T(0);
   int info = 0;
   typename Matrix::Block m, first_block;
 #pragma unroll 1
@@ -777,16 +778,16 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     }
   }
   if (lane == 0 && system.column == 0) args.info[index] = info;
-  float* x = args.x + index * n * nrhs + system.column;
+  T* x = args.x + index * n * nrhs + system.column;
 #pragma unroll
   for (int i = lane; i < 2 * kHalf; i += 32) {
-    if (i < n) x[i * nrhs] = info ? quiet_nan<float>() : vector[i];
+    if (i < n) x[i * nrhs] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
   }
 }
 
-template <int kTiles, int kWarps>
+template <class T, int kTiles, int kWarps>
 constexpr size_t solve_pos_halves_shared_bytes() {
-  return size_t{kWarps} * Halves<kTiles>::kSolveElements * sizeof(float);
+  return size_t{kWarps} * Halves<T, kTiles>::kSolveElements * sizeof(T);
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh). Eight

@@ -53,7 +53,7 @@ constexpr int substitution_columns(int64_t nrhs, bool complex) {
 struct StreamSubstitutionTier {
   DType dtype;
   int columns;
-  bool second_sweep;  // serves two sweeps with aligned rows; else the rest
+  bool second_sweep;  // serves two sweeps; else one
   int64_t max_n;
   int stages;
 };

@@ -21,10 +21,11 @@
 
 namespace jax_batched::cuda {
 
-template <int kTiles>
+template <class T, int kTiles>
 struct Halves {
-  using Step = Panel<float, kTiles, 1, true>;
-  using Block = Fragment<float, kTiles>;
+  using R = Real<T>;
+  using Step = Panel<T, kTiles, 1, true>;
+  using Block = Fragment<T, kTiles>;
   static constexpr int kHalf = 8 * kTiles;
   static constexpr int kSlot = Step::kElements;
   // A slot more than panels: L11 keeps panel p in slot p + 1, X in slot p.
@@ -37,28 +38,31 @@ struct Halves {
   static constexpr int kSumsAt = kTileAt + 64;
   static constexpr int kSolveElements = kSumsAt + 8;
 
-  float* shared;
+  T* shared;
   int n;
   int lane;
 
-  __device__ __forceinline__ float* slot(int p) const { return shared + p * kSlot; }
-  __device__ __forceinline__ float* inverses() const { return shared + kInversesAt; }
-  __device__ __forceinline__ float* vector() const { return shared + kVectorAt; }
+  __device__ __forceinline__ T* slot(int p) const { return shared + p * kSlot; }
+  __device__ __forceinline__ R* inverses() const {
+    return reinterpret_cast<R*>(shared + kInversesAt);
+  }
+  __device__ __forceinline__ T* vector() const { return shared + kVectorAt; }
 
   // Tiles of A from (row, column) on: those of the lower triangle, or with kSquare all.
   template <bool kSquare>
-  __device__ __forceinline__ void load(Block& m, const float* a, int row, int column, bool upper,
+  __device__ __forceinline__ void load(Block& m, const T* a, int row, int column, bool upper,
                                        bool symmetrize) const {
-    if (symmetrize && n % 2 == 0) {
-      load_with<kSquare, true, true>(m, a, row, column, n, 1);
+    const bool pairs = kVector<T> > 1 && n % 2 == 0;
+    if (symmetrize && pairs) {
+      load_with<kSquare, true, true>(m, a, row, column, n, 1, upper);
     } else if (symmetrize) {
-      load_with<kSquare, false, true>(m, a, row, column, n, 1);
+      load_with<kSquare, false, true>(m, a, row, column, n, 1, upper);
     } else if (upper) {
-      load_with<kSquare, false, false>(m, a, row, column, 1, n);
-    } else if (n % 2 == 0) {
-      load_with<kSquare, true, false>(m, a, row, column, n, 1);
+      load_with<kSquare, false, false>(m, a, row, column, 1, n, upper);
+    } else if (pairs) {
+      load_with<kSquare, true, false>(m, a, row, column, n, 1, upper);
     } else {
-      load_with<kSquare, false, false>(m, a, row, column, n, 1);
+      load_with<kSquare, false, false>(m, a, row, column, n, 1, upper);
     }
   }
 
@@ -67,21 +71,22 @@ struct Halves {
   // reciprocals of the diagonal go to `inverses`; with kSolve, rhs = L^-1 rhs on the way. Returns
   // the first failed column of the block, from 1; 0 if there is none.
   template <bool kSolve, class F, class G>
-  __device__ __forceinline__ int factor(Block& m, int place, int step, float* inverses, float* rhs,
+  __device__ __forceinline__ int factor(Block& m, int place, int step, R* inverses, T* rhs,
                                         F&& finished, G&& done) const {
     int info = 0;
     Step::publish(slot(place), m, 0, lane);
     __syncwarp();
 #pragma unroll 1
     for (int p = 0; p < kTiles; ++p) {
-      float* panel = slot(place + p * step);
-      float x[Step::kSlots][8], b[Step::kSlots], inverse = 1;
+      T* panel = slot(place + p * step);
+      T x[Step::kSlots][8], b[Step::kSlots];
+      R inverse = 1;
       Step::load_rows(x, panel, p, lane);
       if constexpr (kSolve) {
 #pragma unroll
         for (int s = 0; s < Step::kSlots; ++s) b[s] = rhs[Step::row(p, s, lane)];
       }
-      const float root = Step::template factor_any<kSolve>(x, b, p, lane, inverse);
+      const R root = Step::template factor_any<kSolve>(x, b, p, lane, inverse);
       __syncwarp();  // every lane has read its rows
       Step::template repair<kSolve>(x, b, panel, rhs, p, 8, lane, root, inverse, info);
       Step::store_columns(panel, x, p, lane);
@@ -110,12 +115,12 @@ struct Halves {
     return info;
   }
 
-  // x = x L11^-T, panel by panel: X_p = x_p L_pp^-T by substitution, one row per lane, then
-  // x_j -= X_p L_jp^T for j > p. L11 is in slots 1 .. kTiles, X goes to slots 0 .. kTiles - 1. With
+  // x = x L11^-H, panel by panel: X_p = x_p L_pp^-H by substitution, one row per lane, then
+  // x_j -= X_p L_jp^H for j > p. L11 is in slots 1 .. kTiles, X goes to slots 0 .. kTiles - 1. With
   // kSolve, b -= X y of the right-hand side, whose first half is y = L11^-1 b.
   template <bool kSolve>
   __device__ __forceinline__ void solve_below(Block& x) const {
-    float b[Step::kSlots];
+    T b[Step::kSlots];
     if constexpr (kSolve) {
 #pragma unroll
       for (int s = 0; s < Step::kSlots; ++s) b[s] = vector()[kHalf + Step::row(0, s, lane)];
@@ -124,24 +129,25 @@ struct Halves {
     __syncwarp();
 #pragma unroll 1
     for (int p = 0; p < kTiles; ++p) {
-      float* panel = slot(p);
-      const float* l = slot(p + 1);
-      float y[Step::kSlots][8], inverse[8];
+      T* panel = slot(p);
+      const T* l = slot(p + 1);
+      T y[Step::kSlots][8];
+      R inverse[8];
       Step::load_rows(y, panel, 0, lane);
       load_vectors(inverse, inverses() + 8 * p, 8);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
 #pragma unroll
-        for (int s = 0; s < Step::kSlots; ++s) y[s][k] = y[s][k] * inverse[k];
+        for (int s = 0; s < Step::kSlots; ++s) y[s][k] = scale(y[s][k], inverse[k]);
 #pragma unroll
         for (int j = k + 1; j < 8; ++j) {
-          const float l_jk = l[Step::column_at(k, j, p)];
+          const T l_jk = l[Step::column_at(k, j, p)];
 #pragma unroll
-          for (int s = 0; s < Step::kSlots; ++s) y[s][j] = sub_mul(y[s][j], y[s][k], l_jk);
+          for (int s = 0; s < Step::kSlots; ++s) y[s][j] = sub_mul_conj(y[s][j], y[s][k], l_jk);
         }
       }
       if constexpr (kSolve) {
-        float solved[8];
+        T solved[8];
         load_vectors(solved, vector() + 8 * p, 8);
 #pragma unroll
         for (int k = 0; k < 8; ++k) {
@@ -175,28 +181,28 @@ struct Halves {
   // rhs = L^-T rhs for a factored block, from the last panel to the first:
   // x_p = L_pp^-T (rhs_p - sum over i > p of L_ip^T x_i). The sums are taken on the tiles; each
   // lane solves the block for itself.
-  __device__ __forceinline__ void substitute_back(const Block& m, const float* inverses,
-                                                  float* rhs) const {
-    float* tile = shared + kTileAt;
-    float* sums = shared + kSumsAt;
+  __device__ __forceinline__ void substitute_back(const Block& m, const R* inverses, T* rhs) const {
+    T* tile = shared + kTileAt;
+    T* sums = shared + kSumsAt;
     const int g = lane / 4, h = 2 * (lane % 4);
 #pragma unroll 1
     for (int p = kTiles - 1; p >= 0; --p) {
       with_constant<0, kTiles - 1>(p, [&](auto constant) {
         constexpr int kPanel = decltype(constant)::value;
-        float s0 = 0, s1 = 0;
+        T s0(0), s1(0);
 #pragma unroll
         for (int i = kPanel + 1; i < kTiles; ++i) {
-          const float x = rhs[8 * i + g];
-          s0 = add_mul(s0, m[i][kPanel][0], x);
-          s1 = add_mul(s1, m[i][kPanel][1], x);
+          const T x = rhs[8 * i + g];
+          s0 = add_conj_mul(s0, m[i][kPanel][0], x);
+          s1 = add_conj_mul(s1, m[i][kPanel][1], x);
         }
         store_column_sums(sums, s0, s1, lane);
-        *reinterpret_cast<Pair<float>*>(tile + 8 * g + h) = {m[kPanel][kPanel][0],
-                                                             m[kPanel][kPanel][1]};
+        *reinterpret_cast<Pair<T>*>(tile + 8 * g + h) = {m[kPanel][kPanel][0],
+                                                         m[kPanel][kPanel][1]};
       });
       __syncwarp();
-      float z[8], row[8], inverse[8];
+      T z[8], row[8];
+      R inverse[8];
       load_vectors(z, rhs + 8 * p, 8);
       load_vectors(row, sums, 8);
       load_vectors(inverse, inverses + 8 * p, 8);
@@ -205,11 +211,11 @@ struct Halves {
 #pragma unroll
       for (int k = 7; k >= 0; --k) {
         load_vectors(row, tile + 8 * k, k);
-        z[k] = z[k] * inverse[k];
+        z[k] = scale(z[k], inverse[k]);
 #pragma unroll
-        for (int c = 0; c < k; ++c) z[c] = sub_mul(z[c], z[k], row[c]);
+        for (int c = 0; c < k; ++c) z[c] = sub_mul_conj(z[c], z[k], row[c]);
       }
-      float own = z[0];
+      T own = z[0];
 #pragma unroll
       for (int k = 1; k < 8; ++k) {
         if (lane == k) own = z[k];
@@ -220,24 +226,37 @@ struct Halves {
     }
   }
 
-  // y -= X^T x of the right-hand side, whose second half is x. Lane c sums column c of X and column
-  // c + 32; each begins at another row, so that the lanes meet no bank conflict.
+  // y -= X^H x of the right-hand side, whose second half is x. Lane c sums column c of X and column
+  // c + 32, in an order of its own, so that the lanes meet no bank conflict.
   __device__ __forceinline__ void subtract_transposed() const {
-    float* x = shared + kTileAt;  // in the order of a line of `columns`
-    for (int i = lane; i < kHalf; i += 32)
-      x[Step::column_at(0, i % 8, i / 8)] = vector()[kHalf + i];
-    __syncwarp();
     constexpr int kColumns = ceil_div(kHalf, 32);
-    float sum[kColumns];
+    T sum[kColumns];
 #pragma unroll
     for (int s = 0; s < kColumns; ++s) sum[s] = vector()[min(lane + 32 * s, kHalf - 1)];
-#pragma unroll 8
-    for (int step = 0; step < 64; ++step) {
-      const int e = (lane + step) % 64;
-      if (kTiles < 8 && (e % 8 ^ (e / 8 & 4)) >= kTiles) continue;
+    if constexpr (Step::kOneOrder) {
+#pragma unroll 4
+      for (int step = 0; step < kHalf; ++step) {
+        const int i = step ^ (lane / 8 & 1);
+        const T x_i = vector()[kHalf + i];
 #pragma unroll
-      for (int s = 0; s < kColumns; ++s) {
-        sum[s] = sub_mul(sum[s], slot(0)[64 * min(lane + 32 * s, kHalf - 1) + e], x[e]);
+        for (int s = 0; s < kColumns; ++s) {
+          const int c = min(lane + 32 * s, kHalf - 1);
+          sum[s] = sub_mul_conj(sum[s], x_i, slot(0)[Step::column_at(c, i % 8, i / 8)]);
+        }
+      }
+    } else {
+      T* x = shared + kTileAt;  // in the order of a line of `columns`
+      for (int i = lane; i < kHalf; i += 32)
+        x[Step::column_at(0, i % 8, i / 8)] = vector()[kHalf + i];
+      __syncwarp();
+#pragma unroll 8
+      for (int step = 0; step < 64; ++step) {
+        const int e = (lane + step) % 64;
+        if (kTiles < 8 && (e % 8 ^ (e / 8 & 4)) >= kTiles) continue;
+#pragma unroll
+        for (int s = 0; s < kColumns; ++s) {
+          sum[s] = sub_mul(sum[s], slot(0)[64 * min(lane + 32 * s, kHalf - 1) + e], x[e]);
+        }
       }
     }
     __syncwarp();
@@ -255,18 +274,21 @@ struct Halves {
   }
 
   // Writes columns column .. column + columns - 1 (at most kHalf) of up to 8 rows of the result, to
-  // l: with n % 4 == 0 as vectors vector(r, v) of columns 4v .. 4v + 3, else as single(r, c).
+  // l: where rows are whole vectors as vector(r, v), the v-th, else as single(r, c).
   template <class V, class F>
-  __device__ __forceinline__ void store(float* l, int row, int column, int columns, V&& vector,
+  __device__ __forceinline__ void store(T* l, int row, int column, int columns, V&& vector,
                                         F&& single) const {
     const int rows = min(8, n - row);
-    float* to = l + row * n + column;
-    if (n % 4 == 0) {
-      const int v = lane % 16;
+    T* to = l + row * n + column;
+    if (n % kVector<T> == 0) {
+      constexpr int kVectors = kHalf / kVector<T>, kAcross = kVectors > 16 ? 32 : 16;
 #pragma unroll
-      for (int r = lane / 16; r < 8; r += 2) {
-        if (r < rows && 4 * v < columns) {
-          *reinterpret_cast<Vector<float>*>(to + r * n + 4 * v) = vector(r, v);
+      for (int r = lane / kAcross; r < 8; r += 32 / kAcross) {
+#pragma unroll
+        for (int v = lane % kAcross; v < round_up(kVectors, kAcross); v += kAcross) {
+          if (r < rows && kVector<T> * v < columns) {
+            *reinterpret_cast<Vector<T>*>(to + r * n + kVector<T> * v) = vector(r, v);
+          }
         }
       }
     } else {
@@ -274,67 +296,77 @@ struct Halves {
       for (int r = 0; r < 8; ++r) {
 #pragma unroll
         for (int c = lane; c < round_up(kHalf, 32); c += 32) {
-          const float value = single(r, c);  // before the branch: many reads on their way
+          const T value = single(r, c);  // before the branch: many reads on their way
           if (r < rows && c < columns) to[r * n + c] = value;
         }
       }
     }
   }
-  __device__ __forceinline__ void store_zeros(float* l, int row, int column, int columns) const {
+  __device__ __forceinline__ void store_zeros(T* l, int row, int column, int columns) const {
     store(
-        l, row, column, columns, [](int, int) { return Vector<float>{}; },
-        [](int, int) { return 0.0f; });
+        l, row, column, columns, [](int, int) { return Vector<T>{}; },
+        [](int, int) { return T(0); });
   }
 
-  // Row i of tiles of a block of L, tiles 0 .. last -> stage, one slot: tile (i, j) in column j ^ g
-  // of row g, against bank conflicts.
-  __device__ __forceinline__ void put_tiles(float* stage, const Block& m, int i, int last) const {
-    const int g = lane / 4;
+  // Where entry (r, c) of 8 rows of L lies on its way out, against bank conflicts: of floats, tile
+  // j in column j ^ r of tiles, else as panels keep it.
+  static __device__ __forceinline__ int staged_at(int r, int c) {
+    return kIsComplex<T> ? Step::column_at(c % 8, r, c / 8) : 64 * r + 8 * (c / 8 ^ r) + c % 8;
+  }
+  // Row i of tiles of a block of L, tiles 0 .. last -> stage, one slot.
+  __device__ __forceinline__ void put_tiles(T* stage, const Block& m, int i, int last) const {
+    const int g = lane / 4, h = 2 * (lane % 4);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
       if (j > last) continue;
-      *reinterpret_cast<Pair<float>*>(stage + 64 * g + 8 * (j ^ g) + 2 * (lane % 4)) = {m[i][j][0],
-                                                                                        m[i][j][1]};
+      if constexpr (kIsComplex<T>) {
+        Step::put_pair(stage, 8 * j + g, h, m[i][j]);
+      } else {
+        *reinterpret_cast<Pair<T>*>(stage + staged_at(g, 8 * j + h)) = {m[i][j][0], m[i][j][1]};
+      }
     }
   }
   // stage -> l, and zeros right of the last tile.
-  __device__ __forceinline__ void store_tiles(float* l, int row, int column, int columns,
-                                              const float* stage, int last) const {
+  __device__ __forceinline__ void store_tiles(T* l, int row, int column, int columns,
+                                              const T* stage, int last) const {
     store(
         l, row, column, columns,
         [=](int r, int v) {
-          const auto from = stage + 64 * r + 8 * (v / 2 ^ r) + 4 * (v % 2);
-          const auto staged = *reinterpret_cast<const Vector<float>*>(from);
-          return v / 2 <= last ? staged : Vector<float>{};
+          const int c = kVector<T> * v;
+          const auto staged = *reinterpret_cast<const Vector<T>*>(stage + staged_at(r, c));
+          return c / 8 <= last ? staged : Vector<T>{};
         },
         [=](int r, int c) {
-          const float staged = stage[64 * r + 8 * (c / 8 ^ r) + c % 8];
-          return c / 8 <= last ? staged : 0.0f;
+          const T staged = stage[staged_at(r, c)];
+          return c / 8 <= last ? staged : T(0);
         });
   }
 
   // Panel `panel` of a block of L as rows of U = L^T, tiles first .. on, and zeros left of them.
-  __device__ __forceinline__ void store_panel(float* u, int row, int column, int columns,
-                                              const float* panel, int first) const {
+  __device__ __forceinline__ void store_panel(T* u, int row, int column, int columns,
+                                              const T* panel, int first) const {
     const auto single = [=](int k, int c) {
-      const float entry = panel[Step::column_at(k, c % 8, c / 8)];
-      return c / 8 >= first ? entry : 0.0f;
+      const T entry = panel[Step::column_at(k, c % 8, c / 8)];
+      return c / 8 >= first ? entry : T(0);
     };
     store(
         u, row, column, columns,
         [=](int k, int v) {
-          return Vector<float>{single(k, 4 * v), single(k, 4 * v + 1), single(k, 4 * v + 2),
-                               single(k, 4 * v + 3)};
+          Vector<T> entries;
+#pragma unroll
+          for (int z = 0; z < kVector<T>; ++z) entries.v[z] = single(k, kVector<T> * v + z);
+          return entries;
         },
         single);
   }
 
  private:
   // Entry (r, c) of the lower triangle lies at a[r * rows + c * columns]; kPairs: and the one right
-  // of it next to it, 8-byte aligned. kMean: the mean of it and of its mirror image.
+  // of it next to it, aligned as a pair. kMean: the mean of it and of its mirror image, conjugated
+  // for an upper factor.
   template <bool kSquare, bool kPairs, bool kMean>
-  __device__ __forceinline__ void load_with(Block& m, const float* a, int row, int column, int rows,
-                                            int columns) const {
+  __device__ __forceinline__ void load_with(Block& m, const T* a, int row, int column, int rows,
+                                            int columns, bool upper) const {
     const int g = lane / 4, h = 2 * (lane % 4);
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
@@ -342,28 +374,32 @@ struct Halves {
       // Of a square, rows from n on read row n - 1, for nothing: a branch around every load would
       // wait for each.
       const int from = kSquare ? min(r, n - 1) : r;
-      const float* below = a + from * rows + (column + h) * columns;
-      const float* above = a + (column + h) * n + from;
+      const T* below = a + from * rows + (column + h) * columns;
+      const T* above = a + (column + h) * n + from;
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         if (!kSquare && j > i) continue;
         const int c = column + 8 * j + h;
         const bool first = kSquare || (r < n && (j < i || c <= r));
         const bool second = kSquare || (r < n && (j < i || c < r));
-        Pair<float> v{float(!kSquare && r == c), float(!kSquare && r == c + 1)};
+        Pair<T> v{T(!kSquare && r == c), T(!kSquare && r == c + 1)};
         if (kPairs) {
-          if (first) v = *reinterpret_cast<const Pair<float>*>(below);
+          if (first) v = *reinterpret_cast<const Pair<T>*>(below);
         } else {
           if (first) v.a = below[0];
           if (second) v.b = below[columns];
         }
         if (kMean) {  // of entries of the identity the mean is what they are
-          Pair<float> mirrored = v;
+          Pair<T> mirrored = v;
           if (first) mirrored.a = above[0];
           if (second) mirrored.b = above[n];
-          v = {hermitian_mean(v.a, mirrored.a), hermitian_mean(v.b, mirrored.b)};
+          if (kIsComplex<T> && upper) {
+            v = {hermitian_mean(mirrored.a, v.a), hermitian_mean(mirrored.b, v.b)};
+          } else {
+            v = {hermitian_mean(v.a, mirrored.a), hermitian_mean(v.b, mirrored.b)};
+          }
         }
-        if (kSquare && r >= n) v = {0.0f, 0.0f};
+        if (kSquare && r >= n) v = {T(0), T(0)};
         m[i][j][0] = v.a;
         m[i][j][1] = v.b;
         below += 8 * columns;

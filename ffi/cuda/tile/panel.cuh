@@ -17,18 +17,29 @@ namespace jax_batched::cuda {
 
 //
 // kDense keeps both orders in one place, without padding, for kernels that keep many panels: a
-// barrier must come between reading one and writing the other. Of each 8 elements the two vectors
-// change places in every second group of 4 lines, against bank conflicts.
+// barrier must come between reading one and writing the other. The vectors of each 8 elements
+// change places with the line, against bank conflicts. Complex elements, of which a vector holds
+// few, have one order, `rows`.
 template <class T, int kTiles, int kGroup, bool kDense = false>
 struct Panel {
-  static_assert(!kDense || (kTiles <= 8 && kVector<T> == 4), "lines of two vectors");
+  static constexpr bool kOneOrder = kDense && kIsComplex<T>;
+  // Whether products of complex128 run on the tensor cores, fragments as operands. Of more tiles
+  // the operands do not fit the registers.
+  static constexpr bool kTensor = std::is_same_v<T, Complex<double>> && kTiles <= 5;
+  static_assert(!kDense || kOneOrder || (kTiles <= 8 && kVector<T> == 4), "lines of two vectors");
   static constexpr int kLanes = 32 / kGroup;                   // lanes per matrix, one per row
   static constexpr int kSlots = ceil_div(8 * kTiles, kLanes);  // rows per lane
   static constexpr int kRow = 8 + kVector<T>;                  // stride of `rows`
   static constexpr int kTile = kVector<T> * make_odd(ceil_div(kTiles, kVector<T>));
   static constexpr int kRowsElements = kDense ? 0 : 8 * kTiles * kRow;
-  static constexpr int kColumnsElements = kDense ? 512 : 64 * kTile;
+  static constexpr int kColumnsElements = kOneOrder ? 64 * kTiles : kDense ? 512 : 64 * kTile;
   static constexpr int kElements = kRowsElements + kColumnsElements;  // per matrix
+
+  // Neighbours in `columns`: entries of this many tiles.
+  static constexpr int kAlong = kOneOrder ? 1 : kVector<T>;
+  struct alignas(kAlong * sizeof(T)) Entries {
+    T v[kAlong];
+  };
 
   static __device__ __forceinline__ T* columns(T* panel) { return panel + kRowsElements; }
   static __device__ __forceinline__ const T* columns(const T* panel) {
@@ -37,10 +48,21 @@ struct Panel {
 
   // Where entry (i, j) of the panel lies in `rows`, and entry (8i + g, k) in `columns`.
   static __device__ __forceinline__ int row_at(int i, int j) {
-    return kDense ? 8 * i + (j ^ (i & 4)) : i * kRow + j;
+    return kDense ? 8 * i + (j ^ (i & (8 - kVector<T>))) : i * kRow + j;
   }
   static __device__ __forceinline__ int column_at(int k, int g, int i) {
+    if (kOneOrder) return k / 8 * kElements + row_at(8 * i + g, k % 8);
     return kDense ? 64 * k + 8 * g + (i ^ (g & 4)) : (8 * k + g) * kTile + i;
+  }
+
+  // Entries (i, j) and (i, j + 1), j even, of `rows`.
+  static __device__ __forceinline__ void put_pair(T* panel, int i, int j, const T (&pair)[2]) {
+    if constexpr (kVector<T> > 1) {
+      *reinterpret_cast<Pair<T>*>(panel + row_at(i, j)) = {pair[0], pair[1]};
+    } else {
+      panel[row_at(i, j)] = pair[0];
+      panel[row_at(i, j + 1)] = pair[1];
+    }
   }
 
   // Slot s of lane r holds row 8p + r + s * kLanes; this many of them hold rows of panel p.
@@ -58,8 +80,7 @@ struct Panel {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       if (i < first) continue;
-      *reinterpret_cast<Pair<T>*>(panel + row_at(8 * i + lane / 4, 2 * (lane % 4))) = {m[i][p][0],
-                                                                                       m[i][p][1]};
+      put_pair(panel, 8 * i + lane / 4, 2 * (lane % 4), m[i][p]);
     }
   }
   static __device__ __forceinline__ void publish(T* panel, const Fragment<T, kTiles>& m, int p,
@@ -88,24 +109,23 @@ struct Panel {
       if (!in_use(p, s)) continue;
       const int i = 8 * p + r + s * kLanes;
       if (i >= 8 * kTiles) continue;
-      T* to = columns(panel) + column_at(0, i % 8, i / 8);
 #pragma unroll
-      for (int k = 0; k < 8; ++k) to[column_at(k, 0, 0)] = x[s][k];
+      for (int k = 0; k < 8; ++k) columns(panel)[column_at(k, i % 8, i / 8)] = x[s][k];
     }
   }
 
   // columns -> fragments of block column p, tiles first .. kTiles - 1.
   static __device__ __forceinline__ void read_back(Fragment<T, kTiles>& m, const T* panel, int p,
                                                    int first, int lane) {
-    const T* from = columns(panel) + column_at(2 * (lane % 4), 0, 0);
-    const int g = lane / 4;
+    const T* from = columns(panel);
+    const int g = lane / 4, h = 2 * (lane % 4);
 #pragma unroll
-    for (int i = 0; i < kTiles; i += kVector<T>) {
-      if (i + kVector<T> <= first) continue;
-      const auto v0 = *reinterpret_cast<const Vector<T>*>(from + column_at(0, g, i));
-      const auto v1 = *reinterpret_cast<const Vector<T>*>(from + column_at(1, g, i));
+    for (int i = 0; i < kTiles; i += kAlong) {
+      if (i + kAlong <= first) continue;
+      const auto v0 = *reinterpret_cast<const Entries*>(from + column_at(h, g, i));
+      const auto v1 = *reinterpret_cast<const Entries*>(from + column_at(h + 1, g, i));
 #pragma unroll
-      for (int z = 0; z < kVector<T>; ++z) {
+      for (int z = 0; z < kAlong; ++z) {
         if (i + z >= kTiles || i + z < first) continue;
         m[i + z][p][0] = v0.v[z];
         m[i + z][p][1] = v1.v[z];
@@ -322,6 +342,19 @@ struct Panel {
       }
       return;
     }
+    if constexpr (kTensor) {
+      T left[kTiles][2];
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) left[i][h] = m[i][p][h];
+      }
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        if (j > p) subtract_column<false>(m, j, left, left[j]);
+      }
+      return;
+    }
 #endif
     // Two steps at a time where registers allow. Straight-line code would overflow the
     // instruction cache.
@@ -336,6 +369,23 @@ struct Panel {
     if (p + 1 < kTiles) subtract_products<kUnroll, false>(m, panel, panel, p + 1, 8, lane);
   }
 
+  // m_ij -= a_i b^H, for i >= j unless kSquare, two tiles at a time.
+  template <bool kSquare>
+  static __device__ __forceinline__ void subtract_column(Fragment<T, kTiles>& m, int j,
+                                                         const T (&a)[kTiles][2], const T (&b)[2]) {
+#pragma unroll
+    for (int i = 0; i < kTiles; i += 2) {
+      const bool upper = kSquare || i >= j, lower = i + 1 < kTiles && (kSquare || i + 1 >= j);
+      if (upper && lower) {
+        subtract_product(m[i][j], m[i + 1][j], a[i], a[i + 1], b);
+      } else if (upper) {
+        subtract_product(m[i][j], a[i], b);
+      } else if (lower) {
+        subtract_product(m[i + 1][j], a[i + 1], b);
+      }
+    }
+  }
+
  public:
   // m_ij -= sum over k < count of a_ik conj(b_jk) for tiles j >= first, and i >= j unless kSquare;
   // a and b are panels as `columns`, of 8 columns each, one after the other.
@@ -346,25 +396,49 @@ struct Panel {
     const T* own = columns(a);
     const T* across = columns(b);
     const int g = lane / 4, h = 2 * (lane % 4);
+#if __CUDA_ARCH__ >= 800
+    if constexpr (kTensor && kOneOrder) {
+      const auto load = [=](T(&tile)[2], const T* panel, int i) {
+        tile[0] = panel[row_at(8 * i + g, h)];
+        tile[1] = panel[row_at(8 * i + g, h + 1)];
+      };
+#pragma unroll 1
+      for (int k = 0; k < count; k += 8, own += kElements, across += kElements) {
+        T left[kTiles][2];
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+          if (kSquare || i >= first) load(left[i], own, i);
+        }
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j) {
+          if (j < first) continue;
+          T right[2];
+          load(right, across, j);
+          subtract_column<kSquare>(m, j, left, right);
+        }
+      }
+      return;
+    }
+#endif
 #pragma unroll kUnroll
     for (int k = 0; k < count; ++k) {
       T row[kTiles];
 #pragma unroll
-      for (int i = 0; i < kTiles; i += kVector<T>) {
-        if (!kSquare && i + kVector<T> <= first) continue;
-        const auto v = *reinterpret_cast<const Vector<T>*>(own + column_at(k, g, i));
+      for (int i = 0; i < kTiles; i += kAlong) {
+        if (!kSquare && i + kAlong <= first) continue;
+        const auto v = *reinterpret_cast<const Entries*>(own + column_at(k, g, i));
 #pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) {
+        for (int z = 0; z < kAlong; ++z) {
           if (i + z < kTiles) row[i + z] = v.v[z];
         }
       }
 #pragma unroll
-      for (int j = 0; j < kTiles; j += kVector<T>) {
-        if (j + kVector<T> <= first) continue;
-        const auto v0 = *reinterpret_cast<const Vector<T>*>(across + column_at(k, h, j));
-        const auto v1 = *reinterpret_cast<const Vector<T>*>(across + column_at(k, h + 1, j));
+      for (int j = 0; j < kTiles; j += kAlong) {
+        if (j + kAlong <= first) continue;
+        const auto v0 = *reinterpret_cast<const Entries*>(across + column_at(k, h, j));
+        const auto v1 = *reinterpret_cast<const Entries*>(across + column_at(k, h + 1, j));
 #pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) {
+        for (int z = 0; z < kAlong; ++z) {
           if (j + z < first || j + z >= kTiles) continue;
 #pragma unroll
           for (int i = 0; i < kTiles; ++i) {

@@ -104,15 +104,13 @@ cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, in
   } else {
     constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
-      const bool aligned = aligned_rows(s);
-      const bool second_sweep = sweeps == 2 && aligned;
       if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
-          kShape.second_sweep == second_sweep && s.n <= kShape.max_n) {
-        if (aligned) {
+          kShape.second_sweep == (sweeps == 2) && s.n <= kShape.max_n) {
+        if (aligned_rows(s)) {
           return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,
                                                                              limit);
         }
-        if constexpr (!kShape.second_sweep && kVector<T> > 1) {
+        if constexpr (kVector<T> > 1) {
           return launch_stream_shape<T, kShape.columns, kShape.stages, false>(stream, s, sweeps,
                                                                               limit);
         }

@@ -63,7 +63,8 @@ struct StoredTriangle {
   const T* a;
   int n;
   bool upper;
-  int shift;  // elements that a lies past a 16-byte boundary
+  int shift;       // elements that a lies past a 16-byte boundary
+  bool outermost;  // vectors beyond its ends may not be memory of other matrices
 
   // The lowest address among L(s, c), ..., L(s, c + 31), from a.
   __device__ __forceinline__ int run(int s, int c) const {
@@ -80,37 +81,57 @@ struct StoredTriangle {
   // Starts the copy of a tile: all vectors that hold some of the triangle, no others. A pass takes
   // kV rows, so a lane's rows all start at the same place within a vector.
   __device__ __forceinline__ void copy(T* tile, const TriangleCursor& at, int lane) const {
-    constexpr int kRun = 32 / kV;  // vectors of a row; one more if it is not aligned
-    const int row = lane / kRun, position = lane % kRun * kV;
-    int s = 32 * at.row + row;
-    const int past = past_boundary(s);
-    // Of the entries in a vector, the one with the least column.
-    const int c = 32 * at.column + (upper ? 32 - kV - position + past : position - past);
-    const T* from = a + run(s, 32 * at.column) - past + position;
-    T* const to = tile + Layout::row(row) + position;
-    const int step = upper ? -kV * n : kV * n;
-#pragma unroll 8
-    for (int u = 0; u < kRun; ++u) {
-      if (s < n && c <= s) copy_vector(to + Layout::row(u * kV), from);
-      s += kV;
-      from += step;
-    }
-    if constexpr (!kAligned) {
-      s = 32 * at.row + lane;
-      const int before = past_boundary(s);
-      const bool some = upper || 32 * at.column + 32 - before <= s;
-      if (before != 0 && s < n && some) {
-        copy_vector(tile + Layout::row(lane) + 32, a + run(s, 32 * at.column) - before + 32);
-      }
+    if (!kAligned && outermost && (at.row == 0 || 32 * at.row + 32 >= n)) {
+      copy_vectors<true>(tile, at, lane);
+    } else {
+      copy_vectors<false>(tile, at, lane);
     }
   }
 
  private:
+  // kInside: copies nothing outside the matrix.
+  template <bool kInside>
+  __device__ __forceinline__ void copy_vectors(T* tile, const TriangleCursor& at, int lane) const {
+    constexpr int kRun = 32 / kV;  // vectors of a row; one more if it is not aligned
+    const int row = lane / kRun, position = lane % kRun * kV;
+    const int s = 32 * at.row + row;
+    const int past = past_boundary(s);
+    // Of the entries in a vector, the one with the least column.
+    const int c = 32 * at.column + (upper ? 32 - kV - position + past : position - past);
+    unsigned passes = ~0u;  // bit u: c <= s + u * kV < n
+    if (at.diagonal() || 32 * at.row + 32 > n) passes = passes_below(n - s) & ~passes_below(c - s);
+    const T* from = a + run(s, 32 * at.column) - past + position;
+    T* const to = tile + Layout::row(row) + position;
+    const int step = upper ? -kV * n : kV * n;
+#pragma unroll kInside ? 1 : kRun
+    for (int u = 0; u < kRun; ++u) {
+      if (passes >> u & 1) copy_vector<kInside>(to + Layout::row(u * kV), from);
+      from += step;
+    }
+    if constexpr (!kAligned) {
+      const int s = 32 * at.row + lane;
+      const int before = past_boundary(s);
+      const bool some = upper || 32 * at.column + 32 - before <= s;
+      if (before != 0 && s < n && some) {
+        copy_vector<kInside>(tile + Layout::row(lane) + 32,
+                             a + run(s, 32 * at.column) - before + 32);
+      }
+    }
+  }
+
+  // Bits 0, 1, ... of the passes u with u * kV < rows.
+  static __device__ __forceinline__ unsigned passes_below(int rows) {
+    constexpr int kRun = 32 / kV;
+    const int passes = min(max((rows + kV - 1) / kV, 0), kRun);
+    return static_cast<unsigned>((uint64_t{1} << passes) - 1);
+  }
+
+  template <bool kInside>
   __device__ __forceinline__ void copy_vector(T* to, const T* from) const {
-    if constexpr (kAligned) {
-      copy_async(reinterpret_cast<Vector<T>*>(to), reinterpret_cast<const Vector<T>*>(from));
-    } else {
+    if constexpr (kInside) {
       copy_vector_inside(to, a, static_cast<int>(from - a), n * n);
+    } else {
+      copy_async(reinterpret_cast<Vector<T>*>(to), reinterpret_cast<const Vector<T>*>(from));
     }
   }
 };
@@ -178,29 +199,29 @@ struct StreamTile {
       const StoredTriangle<T, kAligned>& triangle, const Sweep& sweep, T (&c)[kColumns], const T* y,
       int row) {
     const T* const own = sweep.folded + sweep.direction * sweep.lane;
-    if (sweep.n == 32) {
-      constexpr int kV = kVector<T>;
-      const T* first[kV];  // of row k at first[k % kV] + Layout::row(k)
+    constexpr int kV = kVector<T>;
+    const T* first[kV];  // of row k at first[k % kV] + Layout::row(k)
 #pragma unroll
-      for (int k = 0; k < kV; ++k) first[k] = own + triangle.origin(row + k);
+    for (int k = 0; k < kV; ++k) first[k] = own + triangle.origin(row + k);
+    // Rows k, ..., k + kSteps - 1 of which `rows` are real.
+    const auto steps = [&](int k, int rows) {
+      T y_k[kSteps * kColumns];
+      load_shared(y_k, y + k * kColumns);
 #pragma unroll
-      for (int k = 32 - kSteps; k >= 0; k -= kSteps) {
-        T y_k[kSteps * kColumns];
-        load_shared(y_k, y + k * kColumns);
+      for (int z = kSteps - 1; z >= 0; --z) {
+        const T m = first[z % kV][Layout::row(k) + z * Layout::kPitch];
 #pragma unroll
-        for (int z = kSteps - 1; z >= 0; --z) {
-          const T m = first[(k + z) % kV][Layout::row(k + z)];
-#pragma unroll
-          for (int r = 0; r < kColumns; ++r) c[r] = sub_mul(c[r], m, y_k[z * kColumns + r]);
+        for (int r = 0; r < kColumns; ++r) {
+          if (z < rows) c[r] = sub_mul(c[r], m, y_k[z * kColumns + r]);
         }
       }
-    } else {
-#pragma unroll 4
-      for (int k = sweep.n - 1; k >= 0; --k) {
-        const T m = own[Layout::row(k) + triangle.origin(row + k)];
+    };
+    if (sweep.n == 32) {
 #pragma unroll
-        for (int r = 0; r < kColumns; ++r) c[r] = sub_mul(c[r], m, y[k * kColumns + r]);
-      }
+      for (int k = 32 - kSteps; k >= 0; k -= kSteps) steps(k, kSteps);
+    } else {
+#pragma unroll 1
+      for (int k = (sweep.n - 1) / kSteps * kSteps; k >= 0; k -= kSteps) steps(k, sweep.n - k);
     }
   }
 };
@@ -233,6 +254,7 @@ __global__ void __launch_bounds__(32)
     triangle.n = n;
     triangle.upper = upper;
     triangle.shift = past_vector(triangle.a);
+    triangle.outermost = !s.a_map.contiguous() || entry == 0 || entry == s.batch - 1;
 
     typename Tile::Sweep sweep;
     sweep.lane = lane;

@@ -110,7 +110,8 @@ struct WarpSubstitutionShape {
 
 // Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch. All lanes work on
 // one matrix at a time: with a few lanes on each of several the same copies took a tenth longer.
-template <bool kAligned, bool kSkips, int kMatrices, class T>
+// kInside: copies nothing outside the matrices.
+template <bool kAligned, bool kSkips, bool kInside, int kMatrices, class T>
 __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* const (&a)[kMatrices],
                                                const FoldedTriangle<T>& shape, bool upper,
                                                int lane) {
@@ -119,7 +120,7 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
   const int line_vectors = shape.line_vectors();
   const unsigned reciprocal = 0xffffffffu / line_vectors + 1;  // t / line_vectors, t < 2^16
   const int total = shape.lines() * line_vectors;
-#pragma unroll 2
+#pragma unroll kInside ? 1 : 2
   for (int t = lane; t < total; t += 32) {
     const int line = __umulhi(t, reciprocal);
     const int position = t - line * line_vectors;
@@ -131,16 +132,17 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
 #pragma unroll
     for (int m = 0; m < kMatrices; ++m) {
       T* const to = folded + m * pitch + t * kV + skipped_before<T, kSkips>(line);
-      if constexpr (kAligned) {
-        const int element = row / kV * kV + vector * kV;
-        if (element <= row + s) {
+      // Counted from the boundary.
+      const int first = row + (kAligned ? 0 : past_vector(a[m]));
+      const int element = first / kV * kV + vector * kV;
+      if (element <= first + s) {
+        const int shift = first - row;
+        if constexpr (kInside) {
+          copy_vector_inside(to, a[m], element - shift, n * n);
+        } else {
           copy_async(reinterpret_cast<Vector<T>*>(to),
-                     reinterpret_cast<const Vector<T>*>(a[m] + element));
+                     reinterpret_cast<const Vector<T>*>(a[m] - shift + element));
         }
-      } else {
-        const int shift = past_vector(a[m]);
-        const int element = (shift + row) / kV * kV + vector * kV - shift;
-        if (element <= row + s) copy_vector_inside(to, a[m], element, n * n);
       }
     }
   }
@@ -405,7 +407,15 @@ __global__ void __launch_bounds__(
       const auto address = reinterpret_cast<unsigned long long>(own);
       a[m] = reinterpret_cast<const T*>(__shfl_sync(kFullWarp, address, m * kLanes));
     }
-    copy_triangles<kAligned, Shape::kSkips>(triangles, pitch, a, shape, upper, threadIdx.x % 32);
+    // Vectors beyond the ends of the others are memory of their neighbours.
+    const bool outermost = !s.a_map.contiguous() || base == 0 || base + kMatrices >= s.batch;
+    if (!kAligned && outermost) {
+      copy_triangles<kAligned, Shape::kSkips, true>(triangles, pitch, a, shape, upper,
+                                                    threadIdx.x % 32);
+    } else {
+      copy_triangles<kAligned, Shape::kSkips, false>(triangles, pitch, a, shape, upper,
+                                                     threadIdx.x % 32);
+    }
     commit_copies();
     const T* const b = s.b_of(entry);
     T* const x = s.x_of(entry);

@@ -77,6 +77,38 @@ __device__ __forceinline__ void subtract_product(double (&c)[2][2], const Pair<d
   add_product(c, {{-a[0].a, -a[0].b}, {-a[1].a, -a[1].b}}, b);
 }
 
+// c -= a b^H of complex fragments, 8x8x8, and of two of them, one above the other.
+__device__ __forceinline__ void subtract_product(Complex<double> (&c)[2],
+                                                 const Complex<double> (&a)[2],
+                                                 const Complex<double> (&b)[2]) {
+  double re[2] = {c[0].re, c[1].re}, im[2] = {c[0].im, c[1].im};
+  const Pair<double> minus_re{-a[0].re, -a[1].re}, minus_im{-a[0].im, -a[1].im};
+  add_product(re, minus_re, {b[0].re, b[1].re});
+  add_product(im, minus_im, {b[0].re, b[1].re});
+  add_product(re, minus_im, {b[0].im, b[1].im});
+  add_product(im, minus_re, {-b[0].im, -b[1].im});
+#pragma unroll
+  for (int h = 0; h < 2; ++h) c[h] = {re[h], im[h]};
+}
+__device__ __forceinline__ void subtract_product(Complex<double> (&c0)[2], Complex<double> (&c1)[2],
+                                                 const Complex<double> (&a0)[2],
+                                                 const Complex<double> (&a1)[2],
+                                                 const Complex<double> (&b)[2]) {
+  double re[2][2] = {{c0[0].re, c0[1].re}, {c1[0].re, c1[1].re}};
+  double im[2][2] = {{c0[0].im, c0[1].im}, {c1[0].im, c1[1].im}};
+  const Pair<double> minus_re[2] = {{-a0[0].re, -a0[1].re}, {-a1[0].re, -a1[1].re}};
+  const Pair<double> minus_im[2] = {{-a0[0].im, -a0[1].im}, {-a1[0].im, -a1[1].im}};
+  add_product(re, minus_re, {b[0].re, b[1].re});
+  add_product(im, minus_im, {b[0].re, b[1].re});
+  add_product(re, minus_im, {b[0].im, b[1].im});
+  add_product(im, minus_re, {-b[0].im, -b[1].im});
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    c0[h] = {re[0][h], im[0][h]};
+    c1[h] = {re[1][h], im[1][h]};
+  }
+}
+
 // A pair of floats as an operand of a compensated product: x = high + low exactly, high being x
 // rounded to the 11 bits of TF32. The tensor cores drop what low has beyond 11 bits, at most the
 // last bit of x.
