@@ -228,6 +228,9 @@ def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
         cases += [(96, 17, {"solve_pos"}), (97, 1, {"solve_pos"}), (97, 2, composed)]
     if dtype == "float64":  # beyond the registers of a warp: for few right-hand sides
         cases += [(64, 17, {"solve_pos"}), (65, 16, {"solve_pos"}), (65, 17, composed)]
+    if dtype in ("complex64", "complex128"):  # beyond the registers of a warp: for one
+        n = 64 if dtype == "complex64" else 48
+        cases += [(n, 17, {"solve_pos"}), (n + 1, 1, {"solve_pos"}), (n + 1, 2, composed)]
     for n, nrhs, expected in cases:
         exported = export(op, (n, n), (n, nrhs), platforms=("cuda",), dtype=dtype)
         assert targets(exported) == expected

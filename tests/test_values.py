@@ -13,7 +13,8 @@ import jax_batched as jb
 # Around the edges of the kernels' tiers and blocks.
 SHORT = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 47, 64, 65)
 SMALL = (*range(1, 10), 12, 13, *range(15, 18), 24, 25, *range(31, 34), 40, 41, *range(47, 50))
-MEDIUM = (56, 57, *range(63, 66), 96, 97, 100, 104, 105, 112, 113, *range(127, 131), 160, 161)
+MEDIUM = (56, 57, *range(63, 66), 80, 81, 96, 97, 100, 104, 105, 112, 113)
+MEDIUM += (*range(127, 131), 160, 161)
 LARGE = (192, 200, 255, 256, 257, 511, 512, 513)
 FORCED_LARGE = (193, 257, 512)
 NRHS = (1, 2, 3, 8, 17, 33, None)

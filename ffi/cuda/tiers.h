@@ -22,9 +22,10 @@ struct Tier {
   DType dtype;
   int min_n;
   int max_n;
-  // "thread", "rows" and "tiles" (where they do not take several right-hand sides: "warp" or, of
-  // doubles, "resident"), "warp", "resident", "halves", "left" (with right-hand sides in a warp:
-  // "beside") or "block". Those of dtype kFloat16 are of 16-bit elements in either format.
+  // "thread", "rows", "tiles" and complex "halves" (where they do not take several right-hand
+  // sides: "warp" or, of doubles, "resident"), "warp", "resident", "halves", "left" (with
+  // right-hand sides in a warp: "beside") or "block". Those of dtype kFloat16 are of 16-bit
+  // elements in either format.
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")

@@ -1,7 +1,7 @@
-// A Cholesky factorization by one warp of a float32 matrix that does not fit its registers, as 2x2
-// blocks of kHalf = 8 * kTiles rows:
+// A Cholesky factorization by one warp of a matrix that does not fit its registers, or of which
+// more fit a multiprocessor this way, as 2x2 blocks of kHalf = 8 * kTiles rows:
 //
-//   L11 L11^T = A11,   X = A21 L11^-T,   L22 L22^T = A22 - X X^T.
+//   L11 L11^H = A11,   X = A21 L11^-H,   L22 L22^H = A22 - X X^H.
 //
 // Each of the three fits the registers as tiles (fragment.cuh). What the next one needs of a
 // finished block lies in shared memory, as panels of 8 columns in the order in which products read
@@ -178,8 +178,8 @@ struct Halves {
     }
   }
 
-  // rhs = L^-T rhs for a factored block, from the last panel to the first:
-  // x_p = L_pp^-T (rhs_p - sum over i > p of L_ip^T x_i). The sums are taken on the tiles; each
+  // rhs = L^-H rhs for a factored block, from the last panel to the first:
+  // x_p = L_pp^-H (rhs_p - sum over i > p of L_ip^H x_i). The sums are taken on the tiles; each
   // lane solves the block for itself.
   __device__ __forceinline__ void substitute_back(const Block& m, const R* inverses, T* rhs) const {
     T* tile = shared + kTileAt;
@@ -267,7 +267,7 @@ struct Halves {
     __syncwarp();
   }
 
-  // m -= X X^T.
+  // m -= X X^H.
   __device__ __forceinline__ void subtract_square(Block& m) const {
     Step::template subtract_products<2, false>(m, slot(0), slot(0), 0, kHalf, lane);
     __syncwarp();

@@ -46,7 +46,8 @@ struct Panel {
     return panel + kRowsElements;
   }
 
-  // Where entry (i, j) of the panel lies in `rows`, and entry (8i + g, k) in `columns`.
+  // Where entry (i, j) of the panel lies in `rows`, and entry (8i + g, k) in `columns`; of dense
+  // panels one after the other k counts on.
   static __device__ __forceinline__ int row_at(int i, int j) {
     return kDense ? 8 * i + (j ^ (i & (8 - kVector<T>))) : i * kRow + j;
   }
