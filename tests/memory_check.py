@@ -35,9 +35,13 @@ SIZES = {
     "block": (7, 33, 64, 65, 97, 130, 200),
     "block.narrow": (129, 145, 193, 200, 224),
     "stream": (7, 32, 33, 65, 97, 130, 200, 256),
+    "panels": (3, 8, 16, 17, 33, 48, 70, 96, 128),
     "columns": (3, 17, 33, 70),
     "": (8, 13, 31, 65, 96, 100, 130, 200, 300),
 }
+
+# Numbers of right-hand sides, where not 1 and 5: each shape of "panels" serves others.
+NRHS = {"panels": (5, 16, 32, 40)}
 
 # With accuracy="fast", of float32.
 FAST_SIZES = (130, 200)
@@ -104,7 +108,7 @@ def main() -> None:
                 cases = [
                     operands(op, dtype, arguments.batch if n <= 100 else 3, n, nrhs)
                     for n in sizes
-                    for nrhs in ((1,) if op.factors else (1, 5))
+                    for nrhs in ((1,) if op.factors else NRHS.get(kernel, (1, 5)))
                     if ops.serves(op, kernel, dtype, n, nrhs)
                 ]
                 calls += check(op, op, cases, kernel)

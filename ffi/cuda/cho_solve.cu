@@ -10,6 +10,8 @@ extern template cudaError_t launch_warp_substitution<JAX_BATCHED_SCALAR>(
     cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
 extern template cudaError_t launch_stream_substitution<JAX_BATCHED_SCALAR>(
     cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
+extern template cudaError_t launch_panels_substitution<JAX_BATCHED_SCALAR>(
+    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
 
 template <class T>
 cudaError_t cho_solve(cudaStream_t stream, const ChoSolveProblem& problem) {

@@ -34,14 +34,41 @@ inline constexpr WarpSubstitutionTier kWarpSubstitutionTiers[] = {
 // Beyond, another kernel is faster but for float32.
 constexpr int warp_substitution_max_n(DType dtype) { return dtype == DType::kFloat32 ? 128 : 64; }
 
-// The largest n that a kernel serves.
+// "panels": a warp takes so many rows, a lane so many columns, and so many lanes a matrix. The
+// first that fits serves.
+struct PanelsSubstitutionTier {
+  DType dtype;
+  int64_t max_nrhs;
+  int64_t max_n;
+  int rows;
+  int columns;
+  int lanes;
+};
+inline constexpr PanelsSubstitutionTier kPanelsSubstitutionTiers[] = {
+    {DType::kFloat32, 8, 128, 8, 1, 8},      {DType::kFloat32, 16, 96, 8, 2, 8},
+    {DType::kFloat32, 16, 128, 8, 1, 16},    {DType::kFloat32, 32, 96, 8, 2, 16},
+    {DType::kFloat32, 32, 192, 16, 2, 16},   {DType::kFloat32, kAny, 48, 8, 2, 8},
+    {DType::kFloat32, kAny, 192, 16, 2, 32},
+
+    {DType::kFloat64, 8, 96, 8, 1, 8},       {DType::kFloat64, 16, 128, 8, 1, 16},
+    {DType::kFloat64, 32, 96, 8, 1, 32},     {DType::kFloat64, 32, 128, 16, 2, 16},
+    {DType::kFloat64, kAny, 48, 8, 1, 16},   {DType::kFloat64, kAny, 128, 16, 2, 32},
+};
+// Compiled for the real dtypes.
+constexpr int panels_substitution_max_n(DType dtype) {
+  return dtype == DType::kFloat32 ? 192 : dtype == DType::kFloat64 ? 128 : 0;
+}
+
+// The largest n that a kernel serves; 0 if it is not compiled for the dtype.
 constexpr int64_t substitution_max_n(DType dtype, std::string_view kernel) {
   if (kernel == "thread") return thread_substitution_max_n(dtype);
   if (kernel == "warp") return warp_substitution_max_n(dtype);
+  if (kernel == "panels") return panels_substitution_max_n(dtype);
   return kSubstitutionMaxN;
 }
 
-inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp", "stream", "columns"};
+inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp", "stream", "panels",
+                                                            "columns"};
 
 // Right-hand sides that "warp" and "stream" take at a time.
 constexpr int substitution_columns(int64_t nrhs, bool complex) {
@@ -85,31 +112,61 @@ struct SubstitutionTier {
   std::string_view kernel;
 };
 
-// As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n; float64 with 16
-// right-hand sides on an H200.
+// As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n; "panels" and what it
+// replaces with 256 MiB, n = 8..256, nrhs = 2..64 and n.
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
-    {DType::kFloat32, 0, 15, 64, "thread"},         {DType::kFloat32, 1, 80, 1, "warp"},
-    {DType::kFloat32, 2, 104, 1, "warp"},           {DType::kFloat32, 0, 4096, 1, "stream"},
-    {DType::kFloat32, 0, 96, 16, "warp"},           {DType::kFloat32, 0, 128, 4, "stream"},
-    {DType::kFloat32, 0, 128, 16, "warp"},          {DType::kFloat32, 0, 320, 16, "stream"},
-    {DType::kFloat32, 0, 320, kAny, "columns"},     {DType::kFloat32, 0, 4096, 32, "stream"},
+    {DType::kFloat32, 0, 7, 64, "thread"},
+    {DType::kFloat32, 0, 8, 4, "thread"},
+    {DType::kFloat32, 0, 8, kAny, "panels"},
+    {DType::kFloat32, 0, 15, 64, "thread"},
+    {DType::kFloat32, 1, 80, 1, "warp"},
+    {DType::kFloat32, 2, 104, 1, "warp"},
+    {DType::kFloat32, 0, 4096, 1, "stream"},
+    {DType::kFloat32, 0, 96, 4, "warp"},
+    {DType::kFloat32, 0, 128, 4, "stream"},
+    {DType::kFloat32, 0, 128, kAny, "panels"},
+    {DType::kFloat32, 0, 320, 16, "stream"},
+    {DType::kFloat32, 0, 192, kAny, "panels"},
+    {DType::kFloat32, 0, 320, kAny, "columns"},
+    {DType::kFloat32, 0, 4096, 32, "stream"},
     {DType::kFloat32, 0, kAny, kAny, "columns"},
 
-    {DType::kFloat64, 0, 8, 64, "thread"},          {DType::kFloat64, 0, 64, 1, "warp"},
-    {DType::kFloat64, 0, 2048, 1, "stream"},        {DType::kFloat64, 0, 64, 16, "warp"},
-    {DType::kFloat64, 0, 320, 8, "stream"},         {DType::kFloat64, 2, 320, 16, "stream"},
-    {DType::kFloat64, 0, 320, kAny, "columns"},     {DType::kFloat64, 0, 2048, 32, "stream"},
+    {DType::kFloat64, 0, 7, 64, "thread"},
+    {DType::kFloat64, 0, 8, 4, "thread"},
+    {DType::kFloat64, 0, 8, kAny, "panels"},
+    {DType::kFloat64, 0, 64, 1, "warp"},
+    {DType::kFloat64, 0, 2048, 1, "stream"},
+    {DType::kFloat64, 0, 64, 4, "warp"},
+    {DType::kFloat64, 0, 128, 4, "stream"},
+    {DType::kFloat64, 0, 96, 32, "panels"},
+    {DType::kFloat64, 0, 128, 8, "stream"},
+    {DType::kFloat64, 0, 128, 16, "panels"},
+    {DType::kFloat64, 1, 48, kAny, "panels"},
+    {DType::kFloat64, 2, 128, 64, "panels"},
+    {DType::kFloat64, 2, 96, kAny, "panels"},
+    {DType::kFloat64, 0, 320, 8, "stream"},
+    {DType::kFloat64, 2, 320, 16, "stream"},
+    {DType::kFloat64, 0, 320, kAny, "columns"},
+    {DType::kFloat64, 0, 2048, 32, "stream"},
     {DType::kFloat64, 0, kAny, kAny, "columns"},
 
-    {DType::kComplex64, 0, 8, 64, "thread"},        {DType::kComplex64, 0, 16, 16, "warp"},
-    {DType::kComplex64, 1, 64, 8, "warp"},          {DType::kComplex64, 2, 64, 16, "warp"},
-    {DType::kComplex64, 0, 160, 8, "stream"},       {DType::kComplex64, 0, 160, kAny, "columns"},
-    {DType::kComplex64, 0, 2048, 16, "stream"},     {DType::kComplex64, 0, kAny, kAny, "columns"},
+    {DType::kComplex64, 0, 8, 64, "thread"},
+    {DType::kComplex64, 0, 16, 16, "warp"},
+    {DType::kComplex64, 1, 64, 8, "warp"},
+    {DType::kComplex64, 2, 64, 16, "warp"},
+    {DType::kComplex64, 0, 160, 8, "stream"},
+    {DType::kComplex64, 0, 160, kAny, "columns"},
+    {DType::kComplex64, 0, 2048, 16, "stream"},
+    {DType::kComplex64, 0, kAny, kAny, "columns"},
 
-    {DType::kComplex128, 0, 8, 64, "thread"},       {DType::kComplex128, 0, 16, 16, "warp"},
-    {DType::kComplex128, 0, 48, 8, "warp"},         {DType::kComplex128, 0, 160, 1, "stream"},
-    {DType::kComplex128, 0, 64, 8, "warp"},         {DType::kComplex128, 0, 160, 8, "stream"},
-    {DType::kComplex128, 0, 160, kAny, "columns"},  {DType::kComplex128, 0, 1024, 16, "stream"},
+    {DType::kComplex128, 0, 8, 64, "thread"},
+    {DType::kComplex128, 0, 16, 16, "warp"},
+    {DType::kComplex128, 0, 48, 8, "warp"},
+    {DType::kComplex128, 0, 160, 1, "stream"},
+    {DType::kComplex128, 0, 64, 8, "warp"},
+    {DType::kComplex128, 0, 160, 8, "stream"},
+    {DType::kComplex128, 0, 160, kAny, "columns"},
+    {DType::kComplex128, 0, 1024, 16, "stream"},
     {DType::kComplex128, 0, kAny, kAny, "columns"},
 };
 

@@ -9,6 +9,8 @@ template cudaError_t launch_warp_substitution<JAX_BATCHED_SCALAR>(
     cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
 template cudaError_t launch_stream_substitution<JAX_BATCHED_SCALAR>(
     cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
+template cudaError_t launch_panels_substitution<JAX_BATCHED_SCALAR>(
+    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
 
 template <class T>
 cudaError_t triangular_solve(cudaStream_t stream, const TriangularSolveProblem& problem) {

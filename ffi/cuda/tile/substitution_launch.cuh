@@ -8,6 +8,7 @@
 #include "ffi/cuda/substitution_tiers.h"
 #include "ffi/cuda/tile/launch.cuh"
 #include "ffi/cuda/tile/substitution_columns.cuh"
+#include "ffi/cuda/tile/substitution_panels.cuh"
 #include "ffi/cuda/tile/substitution_stream.cuh"
 #include "ffi/cuda/tile/substitution_thread.cuh"
 #include "ffi/cuda/tile/substitution_warp.cuh"
@@ -71,7 +72,7 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
   }
 }
 
-// The two kernels that take both numbers of sweeps. kDoesNotFit if they do not serve this n, or
+// The kernels that take both numbers of sweeps. kDoesNotFit if they do not serve this n, or
 // need more shared memory than this GPU has.
 template <class T>
 cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
@@ -128,6 +129,45 @@ cudaError_t launch_stream_substitution(cudaStream_t stream, const Substitution<T
   return launch_stream_tier<T>(stream, s, sweeps, limit);
 }
 
+template <class T, int kRows, int kColumns>
+cudaError_t launch_panels_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                int lanes, size_t limit) {
+  const PanelsShape<T, kRows, kColumns> shape{ceil_div(s.n, kRows), lanes};
+  const size_t bytes = shape.shared_bytes();
+  if (bytes > limit) return kDoesNotFit;
+  const int64_t groups = (s.batch + shape.matrices() - 1) / shape.matrices();
+  const int64_t column_groups = (s.nrhs + lanes * kColumns - 1) / (lanes * kColumns);
+  return launch<&panels_substitution<T, kRows, kColumns>>(
+      stream, groups * column_groups, 1, 32 * shape.panels, bytes, s, sweeps, shape, column_groups);
+}
+
+template <class T, size_t kTier = 0>
+cudaError_t launch_panels_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                               size_t limit) {
+  if constexpr (kTier == std::size(kPanelsSubstitutionTiers)) {
+    return kDoesNotFit;
+  } else {
+    constexpr PanelsSubstitutionTier kShape = kPanelsSubstitutionTiers[kTier];
+    if constexpr (kShape.dtype == kDTypeOf<T>) {
+      static_assert(kShape.max_n <=
+                    kShape.rows * PanelsShape<T, kShape.rows, kShape.columns>::kMaxPanels);
+      if (s.nrhs <= kShape.max_nrhs && s.n <= kShape.max_n) {
+        return launch_panels_shape<T, kShape.rows, kShape.columns>(stream, s, sweeps, kShape.lanes,
+                                                                   limit);
+      }
+    }
+    return launch_panels_tier<T, kTier + 1>(stream, s, sweeps, limit);
+  }
+}
+
+template <class T>
+cudaError_t launch_panels_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
+  size_t limit = 0;
+  const cudaError_t error = shared_memory_limit(&limit);
+  if (error != cudaSuccess) return error;
+  return launch_panels_tier<T>(stream, s, sweeps, limit);
+}
+
 template <class T, int kSweeps, int kBlock>
 cudaError_t launch_columns_blocks(cudaStream_t stream, const Substitution<T>& s) {
   using Shape = ColumnsSubstitutionShape<T, kBlock>;
@@ -152,6 +192,7 @@ cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>
   if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
   if (kernel == "warp") return launch_warp_substitution<T>(stream, s, kSweeps);
   if (kernel == "stream") return launch_stream_substitution<T>(stream, s, kSweeps);
+  if (kernel == "panels") return launch_panels_substitution<T>(stream, s, kSweeps);
   if (kernel == "columns") return launch_columns_substitution<T, kSweeps>(stream, s);
   return cudaErrorInvalidValue;
 }
