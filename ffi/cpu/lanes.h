@@ -66,12 +66,17 @@ GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_
   return group;
 }
 
-// Asks for the lines at begin <= p < end, to read them soon or later, or to write them.
-enum class Fetch { kRead, kReadLater, kWrite };
+// Asks for lines, to use them later, to read them soon, or to write them soon. Later is from the
+// second cache: the first one has room for few requests, and then whatever else misses it waits.
+enum class Fetch { kLater, kRead, kWrite };
+template <Fetch kFor>
+JAX_BATCHED_INLINE void fetch_line(const void* line) {
+  __builtin_prefetch(line, kFor == Fetch::kWrite, kFor == Fetch::kLater ? 2 : 3);
+}
+// Those at begin <= p < end.
 template <Fetch kFor>
 JAX_BATCHED_INLINE void fetch_lines(const char* begin, const char* end) {
-  constexpr int kCache = kFor == Fetch::kReadLater ? 2 : 3;  // 3 is the first one
-  for (; begin < end; begin += kLineBytes) __builtin_prefetch(begin, kFor == Fetch::kWrite, kCache);
+  for (; begin < end; begin += kLineBytes) fetch_line<kFor>(begin);
 }
 
 // What is fetched little by little while a group is computed, when memory would be idle: the next
@@ -90,19 +95,20 @@ class BackgroundFetch {
     const int64_t bytes = size * static_cast<int64_t>(sizeof(T));
     if (lanes * bytes > kMaxReadAheadBytes) return fetch;
     fetch.in_ = Span(in, std::min(m + lanes, end) * bytes, std::min(m + 2 * lanes, end) * bytes);
-    if (out != nullptr && lanes * bytes <= kMaxPrefetchedBytes) {
+    if (out != nullptr && lanes * bytes <= kMaxWrittenBytes) {
       fetch.out_ = Span(out, m * bytes, std::min(m + lanes, end) * bytes);
     }
     fetch.step_ = (lanes * bytes / steps / kLineBytes + 1) * kLineBytes;
     return fetch;
   }
   JAX_BATCHED_INLINE void step() {
-    in_.template fetch<Fetch::kReadLater>(step_);
+    in_.template fetch<Fetch::kLater>(step_);
     out_.template fetch<Fetch::kWrite>(step_);
   }
 
  private:
   static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;  // 256 KiB to 1 MiB
+  static constexpr int64_t kMaxWrittenBytes = 16 << 10;                // half of a first cache
   struct Span {
     const char* at = nullptr;
     const char* end = nullptr;
@@ -126,7 +132,7 @@ template <class R>
 JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
   Square<R> square;
   if (from.ahead != 0) {
-    for (const R* lane : from.lane) __builtin_prefetch(lane + at + from.ahead, 0);
+    for (const R* lane : from.lane) fetch_line<Fetch::kLater>(lane + at + from.ahead);
   }
   square.load_transposed([&](int l) JAX_BATCHED_INLINED { return from.lane[l] + at; });
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { to[l].v = square.row[l]; });
@@ -136,9 +142,8 @@ JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R
   Square<R> square;
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
   square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
-  // Here it is faster to ask for lines as if to read them.
   if (to.ahead != 0) {
-    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 0);
+    for (const R* lane : to.lane) fetch_line<Fetch::kLater>(lane + at + to.ahead);
   }
 }
 
