@@ -72,7 +72,7 @@ struct FixedEntries {
   // Fetches what is loaded from or stored to a little later.
   static JAX_BATCHED_INLINE void fetch_ahead(const R* first) {
     const char* begin = reinterpret_cast<const char*>(first) + 4096;
-    fetch_lines<Fetch::kLater>(begin, begin + kCount * kVectorBytes);
+    fetch_lines(begin, begin + kCount * kVectorBytes);
   }
 
  private:

@@ -22,14 +22,14 @@ inline constexpr int kParts = kIsComplex<T> ? 2 : 1;  // numbers of an entry
 
 // One pointer per lane, to the numbers of its matrix, and how far ahead the next group lies if it
 // is worth fetching: small matrices are read and written in leaps that no hardware prefetcher
-// follows, large ones would push what is at work out of the first cache.
+// follows, large ones would push what is at work out of the second cache.
 template <class Number>
 struct GroupPointers {
   Number* lane[kVectorBytes / sizeof(Number)];
   int64_t ahead;
 };
 inline constexpr int64_t kMinPrefetchedBytes = 1024;
-inline constexpr int64_t kMaxPrefetchedBytes = 768 * kVectorBytes;  // 12 to 48 KiB
+inline constexpr int64_t kMaxPrefetchedBytes = 192 << 10;
 
 template <class T>
 constexpr int64_t prefetch_distance(int64_t size) {
@@ -66,17 +66,12 @@ GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_
   return group;
 }
 
-// Asks for lines, to use them later, to read them soon, or to write them soon. Later is from the
-// second cache: the first one has room for few requests, and then whatever else misses it waits.
-enum class Fetch { kLater, kRead, kWrite };
-template <Fetch kFor>
-JAX_BATCHED_INLINE void fetch_line(const void* line) {
-  __builtin_prefetch(line, kFor == Fetch::kWrite, kFor == Fetch::kLater ? 2 : 3);
-}
-// Those at begin <= p < end.
-template <Fetch kFor>
+// Asks the second cache for a line that is read or written later. The first one has room for few
+// requests, and then everything else that misses it waits for them.
+JAX_BATCHED_INLINE void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
+// The lines at begin <= p < end.
 JAX_BATCHED_INLINE void fetch_lines(const char* begin, const char* end) {
-  for (; begin < end; begin += kLineBytes) fetch_line<kFor>(begin);
+  for (; begin < end; begin += kLineBytes) fetch_line(begin);
 }
 
 // What is fetched little by little while a group is computed, when memory would be idle: the next
@@ -95,20 +90,19 @@ class BackgroundFetch {
     const int64_t bytes = size * static_cast<int64_t>(sizeof(T));
     if (lanes * bytes > kMaxReadAheadBytes) return fetch;
     fetch.in_ = Span(in, std::min(m + lanes, end) * bytes, std::min(m + 2 * lanes, end) * bytes);
-    if (out != nullptr && lanes * bytes <= kMaxWrittenBytes) {
+    if (out != nullptr && lanes * bytes <= kMaxPrefetchedBytes) {
       fetch.out_ = Span(out, m * bytes, std::min(m + lanes, end) * bytes);
     }
     fetch.step_ = (lanes * bytes / steps / kLineBytes + 1) * kLineBytes;
     return fetch;
   }
   JAX_BATCHED_INLINE void step() {
-    in_.template fetch<Fetch::kLater>(step_);
-    out_.template fetch<Fetch::kWrite>(step_);
+    in_.fetch(step_);
+    out_.fetch(step_);
   }
 
  private:
   static constexpr int64_t kMaxReadAheadBytes = 16384 * kVectorBytes;  // 256 KiB to 1 MiB
-  static constexpr int64_t kMaxWrittenBytes = 16 << 10;                // half of a first cache
   struct Span {
     const char* at = nullptr;
     const char* end = nullptr;
@@ -116,11 +110,10 @@ class BackgroundFetch {
     Span(const void* array, int64_t first, int64_t last)
         : at(static_cast<const char*>(array) + first),
           end(static_cast<const char*>(array) + last) {}
-    template <Fetch kFor>
     JAX_BATCHED_INLINE void fetch(int64_t bytes) {
       const char* from = at;
       at += std::min(bytes, end - at);
-      fetch_lines<kFor>(from, at);
+      fetch_lines(from, at);
     }
   };
   Span in_, out_;
@@ -132,7 +125,7 @@ template <class R>
 JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
   Square<R> square;
   if (from.ahead != 0) {
-    for (const R* lane : from.lane) fetch_line<Fetch::kLater>(lane + at + from.ahead);
+    for (const R* lane : from.lane) fetch_line(lane + at + from.ahead);
   }
   square.load_transposed([&](int l) JAX_BATCHED_INLINED { return from.lane[l] + at; });
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { to[l].v = square.row[l]; });
@@ -143,7 +136,7 @@ JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
   square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
   if (to.ahead != 0) {
-    for (const R* lane : to.lane) fetch_line<Fetch::kLater>(lane + at + to.ahead);
+    for (const R* lane : to.lane) fetch_line(lane + at + to.ahead);
   }
 }
 
