@@ -34,7 +34,7 @@ JAX_BATCHED_CALLED void cholesky_fixed(const CholeskyProblem& p, int64_t begin, 
   for (int64_t m = begin; m < end; m += kLanes<T>) {
     Matrix a;
     a.load(in + m * (n * n));
-    Matrix::fetch_to_store(out + m * (n * n));
+    Matrix::fetch_ahead(out + m * (n * n));
     if (p.symmetrize) symmetrize_fixed<kUpper, n>(a);
     const Simd<Real<T>> info = factor_fixed<kUpper, n>(a);
     clear_fixed<!kUpper, n>(a);

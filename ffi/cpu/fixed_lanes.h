@@ -42,7 +42,7 @@ struct FixedEntries {
   // From and to kLanes neighbours in memory, a piece of each at a time; the last piece is moved
   // back to end with the matrix. Calls, as they are most of the code and every operation has them.
   JAX_BATCHED_CALLED void load(const R* first) {
-    fetch_ahead<Fetch::kRead, 4096>(first);
+    fetch_ahead(first);
     if constexpr (kCount < kPiece) {
       unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
         for (int l = 0; l < kLanes<R>; ++l) entry[e][l] = first[l * kCount + e];
@@ -69,18 +69,13 @@ struct FixedEntries {
     }
   }
 
-  // Fetches what is stored to a little later.
-  static JAX_BATCHED_INLINE void fetch_to_store(const R* first) {
-    fetch_ahead<Fetch::kWrite, 2048>(first);
+  // Fetches what is loaded from or stored to a little later.
+  static JAX_BATCHED_INLINE void fetch_ahead(const R* first) {
+    const char* begin = reinterpret_cast<const char*>(first) + 4096;
+    fetch_lines(begin, begin + kCount * kVectorBytes);
   }
 
  private:
-  // As many bytes ahead that lines arrive in time and are still in the first cache then.
-  template <Fetch kFor, int kBytes>
-  static JAX_BATCHED_INLINE void fetch_ahead(const R* first) {
-    const char* begin = reinterpret_cast<const char*>(first) + kBytes;
-    fetch_lines<kFor>(begin, begin + kCount * kVectorBytes);
-  }
   template <class F>
   static JAX_BATCHED_INLINE void each_piece(F f) {
     unrolled<(kCount + kPiece - 1) / kPiece>([&](auto piece) JAX_BATCHED_INLINED {

@@ -22,14 +22,14 @@ inline constexpr int kParts = kIsComplex<T> ? 2 : 1;  // numbers of an entry
 
 // One pointer per lane, to the numbers of its matrix, and how far ahead the next group lies if it
 // is worth fetching: small matrices are read and written in leaps that no hardware prefetcher
-// follows, large ones would push what is at work out of the first cache.
+// follows, large ones would push what is at work out of the second cache.
 template <class Number>
 struct GroupPointers {
   Number* lane[kVectorBytes / sizeof(Number)];
   int64_t ahead;
 };
 inline constexpr int64_t kMinPrefetchedBytes = 1024;
-inline constexpr int64_t kMaxPrefetchedBytes = 768 * kVectorBytes;  // 12 to 48 KiB
+inline constexpr int64_t kMaxPrefetchedBytes = 192 << 10;
 
 template <class T>
 constexpr int64_t prefetch_distance(int64_t size) {
@@ -66,12 +66,12 @@ GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_
   return group;
 }
 
-// Asks for the lines at begin <= p < end, to read them soon or later, or to write them.
-enum class Fetch { kRead, kReadLater, kWrite };
-template <Fetch kFor>
+// Asks the second cache for a line that is read or written later. The first one has room for few
+// requests, and then everything else that misses it waits for them.
+JAX_BATCHED_INLINE void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
+// The lines at begin <= p < end.
 JAX_BATCHED_INLINE void fetch_lines(const char* begin, const char* end) {
-  constexpr int kCache = kFor == Fetch::kReadLater ? 2 : 3;  // 3 is the first one
-  for (; begin < end; begin += kLineBytes) __builtin_prefetch(begin, kFor == Fetch::kWrite, kCache);
+  for (; begin < end; begin += kLineBytes) fetch_line(begin);
 }
 
 // What is fetched little by little while a group is computed, when memory would be idle: the next
@@ -97,8 +97,8 @@ class BackgroundFetch {
     return fetch;
   }
   JAX_BATCHED_INLINE void step() {
-    in_.template fetch<Fetch::kReadLater>(step_);
-    out_.template fetch<Fetch::kWrite>(step_);
+    in_.fetch(step_);
+    out_.fetch(step_);
   }
 
  private:
@@ -110,11 +110,10 @@ class BackgroundFetch {
     Span(const void* array, int64_t first, int64_t last)
         : at(static_cast<const char*>(array) + first),
           end(static_cast<const char*>(array) + last) {}
-    template <Fetch kFor>
     JAX_BATCHED_INLINE void fetch(int64_t bytes) {
       const char* from = at;
       at += std::min(bytes, end - at);
-      fetch_lines<kFor>(from, at);
+      fetch_lines(from, at);
     }
   };
   Span in_, out_;
@@ -126,7 +125,7 @@ template <class R>
 JAX_BATCHED_CALLED void pack_square(const GroupPointers<const R>& from, int64_t at, Simd<R>* to) {
   Square<R> square;
   if (from.ahead != 0) {
-    for (const R* lane : from.lane) __builtin_prefetch(lane + at + from.ahead, 0);
+    for (const R* lane : from.lane) fetch_line(lane + at + from.ahead);
   }
   square.load_transposed([&](int l) JAX_BATCHED_INLINED { return from.lane[l] + at; });
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { to[l].v = square.row[l]; });
@@ -136,9 +135,8 @@ JAX_BATCHED_CALLED void unpack_square(const Simd<R>* from, const GroupPointers<R
   Square<R> square;
   unrolled<Simd<R>::kSize>([&](auto l) JAX_BATCHED_INLINED { square.row[l] = from[l].v; });
   square.store_transposed([&](int l) JAX_BATCHED_INLINED { return to.lane[l] + at; });
-  // Here it is faster to ask for lines as if to read them.
   if (to.ahead != 0) {
-    for (const R* lane : to.lane) __builtin_prefetch(lane + at + to.ahead, 0);
+    for (const R* lane : to.lane) fetch_line(lane + at + to.ahead);
   }
 }
 
