@@ -35,13 +35,13 @@ SIZES = {
     "block": (7, 33, 64, 65, 97, 130, 200),
     "block.narrow": (129, 145, 193, 200, 224),
     "stream": (7, 32, 33, 65, 97, 130, 200, 256),
-    "panels": (3, 8, 16, 17, 33, 48, 70, 96, 128),
+    "panels": (3, 8, 16, 17, 33, 48, 70, 96, 128, 161, 192),
     "columns": (3, 17, 33, 70),
     "": (8, 13, 31, 65, 96, 100, 130, 200, 300),
 }
 
 # Numbers of right-hand sides, where not 1 and 5: each shape of "panels" serves others.
-NRHS = {"panels": (5, 16, 32, 40)}
+NRHS = {"panels": (5, 15, 16, 31, 32, 40, 41)}
 
 # With accuracy="fast", of float32.
 FAST_SIZES = (130, 200)

@@ -35,7 +35,7 @@ inline constexpr WarpSubstitutionTier kWarpSubstitutionTiers[] = {
 constexpr int warp_substitution_max_n(DType dtype) { return dtype == DType::kFloat32 ? 128 : 64; }
 
 // "panels": a warp takes so many rows, a lane so many columns, and so many lanes a matrix. The
-// first that fits serves.
+// first serves that fits a multiprocessor's shared memory.
 struct PanelsSubstitutionTier {
   DType dtype;
   int64_t max_nrhs;
@@ -80,33 +80,28 @@ constexpr int substitution_columns(int64_t nrhs, bool complex) {
 struct StreamSubstitutionTier {
   DType dtype;
   int columns;
-  bool second_sweep;  // serves two sweeps; else one
+  int sweeps;  // serves 1: triangular solves, 2: solves with a Cholesky factor, 0: either
   int64_t max_n;
   int stages;
 };
 inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
-    {DType::kFloat32, 1, true, 144, 4},     {DType::kFloat32, 1, true, 224, 6},
-    {DType::kFloat32, 1, true, kAny, 8},    {DType::kFloat32, 1, false, kAny, 3},
-    {DType::kFloat32, 2, true, kAny, 4},    {DType::kFloat32, 2, false, kAny, 4},
-    {DType::kFloat32, 4, true, kAny, 4},    {DType::kFloat32, 4, false, kAny, 4},
+    {DType::kFloat32, 1, 1, kAny, 3},    {DType::kFloat32, 1, 2, 144, 4},
+    {DType::kFloat32, 1, 2, 224, 6},     {DType::kFloat32, 1, 2, kAny, 8},
+    {DType::kFloat32, 2, 0, kAny, 4},    {DType::kFloat32, 4, 0, kAny, 4},
 
-    {DType::kFloat64, 1, true, 144, 3},     {DType::kFloat64, 1, true, 320, 6},
-    {DType::kFloat64, 1, true, kAny, 8},    {DType::kFloat64, 1, false, kAny, 3},
-    {DType::kFloat64, 2, true, kAny, 4},    {DType::kFloat64, 2, false, kAny, 4},
-    {DType::kFloat64, 4, true, kAny, 3},    {DType::kFloat64, 4, false, kAny, 3},
+    {DType::kFloat64, 1, 1, kAny, 3},    {DType::kFloat64, 1, 2, 144, 3},
+    {DType::kFloat64, 1, 2, 320, 6},     {DType::kFloat64, 1, 2, kAny, 8},
+    {DType::kFloat64, 2, 0, kAny, 4},    {DType::kFloat64, 4, 0, kAny, 3},
 
-    {DType::kComplex64, 1, true, kAny, 3},  {DType::kComplex64, 1, false, kAny, 3},
-    {DType::kComplex64, 4, true, kAny, 3},  {DType::kComplex64, 4, false, kAny, 3},
-
-    {DType::kComplex128, 1, true, kAny, 2}, {DType::kComplex128, 1, false, kAny, 2},
-    {DType::kComplex128, 4, true, kAny, 2}, {DType::kComplex128, 4, false, kAny, 2},
+    {DType::kComplex64, 1, 0, kAny, 3},  {DType::kComplex64, 4, 0, kAny, 3},
+    {DType::kComplex128, 1, 0, kAny, 2}, {DType::kComplex128, 4, 0, kAny, 2},
 };
 
 // Where nothing was measured (tuned_tiers.h), the first row with the problem's dtype and sweeps,
 // n <= max_n and nrhs <= max_nrhs serves.
 struct SubstitutionTier {
   DType dtype;
-  int sweeps;  // 1: triangular solve, 2: solve with a Cholesky factor, 0: either
+  int sweeps;  // as above
   int64_t max_n;
   int64_t max_nrhs;
   std::string_view kernel;

@@ -5,13 +5,15 @@
 
 namespace jax_batched::cuda {
 
-inline constexpr std::array<TunedTier, 14> kTunedTiers = {{
+inline constexpr std::array<TunedTier, 16> kTunedTiers = {{
     // sm_90 cholesky complex128: NVIDIA H200, 2026-11-28, 512 (n >= 192: 4096) MiB
     {90, "cholesky", false, DType::kComplex128, kAny, 1, 9, "thread"},
-    {90, "cholesky", false, DType::kComplex128, kAny, 10, 48, "warp"},
+    {90, "cholesky", false, DType::kComplex128, kAny, 10, 24, "warp"},
+    {90, "cholesky", false, DType::kComplex128, kAny, 33, 48, "warp"},
     // sm_90 cholesky complex64: NVIDIA H200, 2026-11-28, 512 (n >= 192: 4096) MiB
     {90, "cholesky", false, DType::kComplex64, kAny, 1, 13, "thread"},
-    {90, "cholesky", false, DType::kComplex64, kAny, 14, 64, "warp"},
+    {90, "cholesky", false, DType::kComplex64, kAny, 14, 56, "warp"},
+    {90, "cholesky", false, DType::kComplex64, kAny, 64, 64, "warp"},
     // sm_90 cholesky float32: NVIDIA H200, 2026-11-28, 512 (n >= 192: 4096) MiB
     {90, "cholesky", false, DType::kFloat32, kAny, 1, 16, "thread"},
     {90, "cholesky", false, DType::kFloat32, kAny, 17, 104, "warp"},

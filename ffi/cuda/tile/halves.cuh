@@ -296,7 +296,8 @@ struct Halves {
       for (int r = 0; r < 8; ++r) {
 #pragma unroll
         for (int c = lane; c < round_up(kHalf, 32); c += 32) {
-          const T value = single(r, c);  // before the branch: many reads on their way
+          // Before the branch: many reads on their way.
+          const T value = single(r, kHalf % 32 == 0 ? c : min(c, kHalf - 1));
           if (r < rows && c < columns) to[r * n + c] = value;
         }
       }

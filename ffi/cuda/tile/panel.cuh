@@ -15,7 +15,6 @@
 
 namespace jax_batched::cuda {
 
-//
 // kDense keeps both orders in one place, without padding, for kernels that keep many panels: a
 // barrier must come between reading one and writing the other. The vectors of each 8 elements
 // change places with the line, against bank conflicts. Complex elements, of which a vector holds
@@ -360,16 +359,10 @@ struct Panel {
     // Two steps at a time where registers allow. Straight-line code would overflow the
     // instruction cache.
     constexpr int kUnroll = sizeof(T) == 4 && kGroup == 1 && kTiles > 5 && kTiles <= 8 ? 2 : 1;
-    update_plain<kUnroll>(m, panel, p, lane);
-  }
-
- private:
-  template <int kUnroll>
-  static __device__ __forceinline__ void update_plain(Fragment<T, kTiles>& m, const T* panel, int p,
-                                                      int lane) {
     if (p + 1 < kTiles) subtract_products<kUnroll, false>(m, panel, panel, p + 1, 8, lane);
   }
 
+ private:
   // m_ij -= a_i b^H, for i >= j unless kSquare, two tiles at a time.
   template <bool kSquare>
   static __device__ __forceinline__ void subtract_column(Fragment<T, kTiles>& m, int j,

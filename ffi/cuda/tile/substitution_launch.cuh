@@ -106,7 +106,7 @@ cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, in
     constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
       if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
-          kShape.second_sweep == (sweeps == 2) && s.n <= kShape.max_n) {
+          (kShape.sweeps == 0 || kShape.sweeps == sweeps) && s.n <= kShape.max_n) {
         if (aligned_rows(s)) {
           return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,
                                                                              limit);
@@ -132,6 +132,7 @@ cudaError_t launch_stream_substitution(cudaStream_t stream, const Substitution<T
 template <class T, int kRows, int kColumns>
 cudaError_t launch_panels_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                                 int lanes, size_t limit) {
+  while (lanes < 32 && s.batch <= 16 / lanes) lanes *= 2;  // fewer matrices than a block takes
   const PanelsShape<T, kRows, kColumns> shape{ceil_div(s.n, kRows), lanes};
   const size_t bytes = shape.shared_bytes();
   if (bytes > limit) return kDoesNotFit;
@@ -152,8 +153,9 @@ cudaError_t launch_panels_tier(cudaStream_t stream, const Substitution<T>& s, in
       static_assert(kShape.max_n <=
                     kShape.rows * PanelsShape<T, kShape.rows, kShape.columns>::kMaxPanels);
       if (s.nrhs <= kShape.max_nrhs && s.n <= kShape.max_n) {
-        return launch_panels_shape<T, kShape.rows, kShape.columns>(stream, s, sweeps, kShape.lanes,
-                                                                   limit);
+        const cudaError_t error = launch_panels_shape<T, kShape.rows, kShape.columns>(
+            stream, s, sweeps, kShape.lanes, limit);
+        if (error != kDoesNotFit) return error;
       }
     }
     return launch_panels_tier<T, kTier + 1>(stream, s, sweeps, limit);
@@ -208,6 +210,9 @@ cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
   if (error != cudaSuccess) return error;
   error = launch_named_substitution<T, kSweeps>(
       stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, capability));
+  if (error == kDoesNotFit && s.nrhs <= 16) {
+    error = launch_named_substitution<T, kSweeps>(stream, s, "stream");
+  }
   if (error != kDoesNotFit) return error;
   return launch_named_substitution<T, kSweeps>(stream, s, "columns");
 }

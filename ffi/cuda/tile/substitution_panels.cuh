@@ -322,6 +322,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
                                   PanelsShape<T, kRows, kColumns>::kMinBlocks)
     panels_substitution(const Substitution<T> s, const int sweeps,
                         const PanelsShape<T, kRows, kColumns> shape, const int64_t column_groups) {
+  static_assert(!kIsComplex<T>, "nothing is conjugated here");
   using Shape = PanelsShape<T, kRows, kColumns>;
   using Panel = LanePanel<T, kRows, kColumns>;
   extern __shared__ __align__(16) unsigned char shared[];
@@ -373,13 +374,12 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
 #pragma unroll 1
   for (int pass = 0; pass < sweeps; ++pass) {
     const bool ascending = by_rows == (pass == 0);
-    const bool conjugate = pass > 0 || system.conjugate;
     // Rows from n on start from zero again: they may have become NaN.
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int r = 0; r < kColumns; ++r) {
-        panel.c[i][r] = i < global.rows ? conj_if(conjugate, panel.c[i][r]) : T(0);
+        if (i >= global.rows) panel.c[i][r] = T(0);
       }
     }
 #pragma unroll 1
@@ -393,12 +393,6 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
       if (ascending && warp > j) panel.subtract_rows(l + shape.tile(warp, j), y_j);
       if (!ascending && warp < j) panel.subtract_columns(l + shape.tile(j, warp), y_j);
     }
-  }
-  const bool conjugate = system.conjugate != (sweeps == 2);
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-    for (int r = 0; r < kColumns; ++r) panel.c[i][r] = conj_if(conjugate, panel.c[i][r]);
   }
   global.store(panel, s, own, panel_y);
 }

@@ -109,12 +109,12 @@ struct StoredTriangle {
       from += step;
     }
     if constexpr (!kAligned) {
-      const int s = 32 * at.row + lane;
-      const int before = past_boundary(s);
-      const bool some = upper || 32 * at.column + 32 - before <= s;
-      if (before != 0 && s < n && some) {
+      const int last = 32 * at.row + lane;  // the row whose vector beyond kRun this lane copies
+      const int before = past_boundary(last);
+      const bool some = upper || 32 * at.column + 32 - before <= last;
+      if (before != 0 && last < n && some) {
         copy_vector<kInside>(tile + Layout::row(lane) + 32,
-                             a + run(s, 32 * at.column) - before + 32);
+                             a + run(last, 32 * at.column) - before + 32);
       }
     }
   }
@@ -254,7 +254,8 @@ __global__ void __launch_bounds__(32)
     triangle.n = n;
     triangle.upper = upper;
     triangle.shift = past_vector(triangle.a);
-    triangle.outermost = !s.a_map.contiguous() || entry == 0 || entry == s.batch - 1;
+    // A vector may be longer than a matrix of one row.
+    triangle.outermost = !s.a_map.contiguous() || entry == 0 || entry == s.batch - 1 || n == 1;
 
     typename Tile::Sweep sweep;
     sweep.lane = lane;

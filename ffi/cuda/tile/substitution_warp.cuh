@@ -408,7 +408,8 @@ __global__ void __launch_bounds__(
       a[m] = reinterpret_cast<const T*>(__shfl_sync(kFullWarp, address, m * kLanes));
     }
     // Vectors beyond the ends of the others are memory of their neighbours.
-    const bool outermost = !s.a_map.contiguous() || base == 0 || base + kMatrices >= s.batch;
+    const bool outermost =
+        !s.a_map.contiguous() || base == 0 || base + kMatrices >= s.batch || n == 1;
     if (!kAligned && outermost) {
       copy_triangles<kAligned, Shape::kSkips, true>(triangles, pitch, a, shape, upper,
                                                     threadIdx.x % 32);
