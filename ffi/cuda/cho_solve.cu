@@ -6,12 +6,8 @@
 namespace jax_batched::cuda {
 
 // Compiled with triangular_solve: their kernels take the number of sweeps as an argument.
-extern template cudaError_t launch_warp_substitution<JAX_BATCHED_SCALAR>(
-    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
-extern template cudaError_t launch_stream_substitution<JAX_BATCHED_SCALAR>(
-    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
-extern template cudaError_t launch_panels_substitution<JAX_BATCHED_SCALAR>(
-    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
+extern template cudaError_t launch_sweeps_substitution<JAX_BATCHED_SCALAR>(
+    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int, std::string_view);
 
 template <class T>
 cudaError_t cho_solve(cudaStream_t stream, const ChoSolveProblem& problem) {

@@ -72,19 +72,19 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
-      const auto launch_exact = [&](auto exact) {
+      const auto launch_tiles = [&](auto exact) {
         return launch_warp<S, kTiles, kTier.group, kTier.redundant, decltype(exact)::value,
                            kTier.warps, kMinBlocks>(stream, args);
       };
       if constexpr (kTier.min_n == 8 * kTiles) {
-        return launch_exact(std::true_type{});
+        return launch_tiles(std::true_type{});
       } else {
         // Large kernels of 16-bit elements are not limited by loads and stores: one for all sizes
         // of a tier.
         if constexpr (!is_storage_only(kDTypeOf<S>) || kTiles <= 8) {
-          if (args.n == 8 * kTiles) return launch_exact(std::true_type{});
+          if (args.n == 8 * kTiles) return launch_tiles(std::true_type{});
         }
-        return launch_exact(std::false_type{});
+        return launch_tiles(std::false_type{});
       }
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);

@@ -105,6 +105,11 @@ struct SubstitutionTier {
   int64_t max_n;
   int64_t max_nrhs;
   std::string_view kernel;
+
+  constexpr bool serves(DType of, int64_t n, int64_t nrhs, int number_of_sweeps) const {
+    return dtype == of && (sweeps == 0 || sweeps == number_of_sweeps) && n <= max_n &&
+           nrhs <= max_nrhs;
+  }
 };
 
 // As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n; "panels" and what it
@@ -175,10 +180,7 @@ inline std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs
   const std::string_view tuned = tuned_kernel(kTunedTiers, call);
   if (!tuned.empty() && n <= substitution_max_n(dtype, tuned)) return tuned;
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
-    const bool same_operation = tier.sweeps == 0 || tier.sweeps == sweeps;
-    if (tier.dtype == dtype && same_operation && n <= tier.max_n && nrhs <= tier.max_nrhs) {
-      return tier.kernel;
-    }
+    if (tier.serves(dtype, n, nrhs, sweeps)) return tier.kernel;
   }
   return "columns";
 }

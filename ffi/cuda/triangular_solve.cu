@@ -5,12 +5,8 @@
 
 namespace jax_batched::cuda {
 
-template cudaError_t launch_warp_substitution<JAX_BATCHED_SCALAR>(
-    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
-template cudaError_t launch_stream_substitution<JAX_BATCHED_SCALAR>(
-    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
-template cudaError_t launch_panels_substitution<JAX_BATCHED_SCALAR>(
-    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int);
+template cudaError_t launch_sweeps_substitution<JAX_BATCHED_SCALAR>(
+    cudaStream_t, const Substitution<JAX_BATCHED_SCALAR>&, int, std::string_view);
 
 template <class T>
 cudaError_t triangular_solve(cudaStream_t stream, const TriangularSolveProblem& problem) {

@@ -391,7 +391,11 @@ struct Panel {
     const T* across = columns(b);
     const int g = lane / 4, h = 2 * (lane % 4);
 #if __CUDA_ARCH__ >= 800
-    if constexpr (kTensor && kOneOrder) {
+    constexpr bool kFragments = kTensor && kOneOrder;
+#else
+    constexpr bool kFragments = false;
+#endif
+    if constexpr (kFragments) {
       const auto load = [=](T(&tile)[2], const T* panel, int i) {
         tile[0] = panel[row_at(8 * i + g, h)];
         tile[1] = panel[row_at(8 * i + g, h + 1)];
@@ -411,34 +415,33 @@ struct Panel {
           subtract_column<kSquare>(m, j, left, right);
         }
       }
-      return;
-    }
-#endif
+    } else {
 #pragma unroll kUnroll
-    for (int k = 0; k < count; ++k) {
-      T row[kTiles];
+      for (int k = 0; k < count; ++k) {
+        T row[kTiles];
 #pragma unroll
-      for (int i = 0; i < kTiles; i += kAlong) {
-        if (!kSquare && i + kAlong <= first) continue;
-        const auto v = *reinterpret_cast<const Entries*>(own + column_at(k, g, i));
+        for (int i = 0; i < kTiles; i += kAlong) {
+          if (!kSquare && i + kAlong <= first) continue;
+          const auto v = *reinterpret_cast<const Entries*>(own + column_at(k, g, i));
 #pragma unroll
-        for (int z = 0; z < kAlong; ++z) {
-          if (i + z < kTiles) row[i + z] = v.v[z];
+          for (int z = 0; z < kAlong; ++z) {
+            if (i + z < kTiles) row[i + z] = v.v[z];
+          }
         }
-      }
 #pragma unroll
-      for (int j = 0; j < kTiles; j += kAlong) {
-        if (j + kAlong <= first) continue;
-        const auto v0 = *reinterpret_cast<const Entries*>(across + column_at(k, h, j));
-        const auto v1 = *reinterpret_cast<const Entries*>(across + column_at(k, h + 1, j));
+        for (int j = 0; j < kTiles; j += kAlong) {
+          if (j + kAlong <= first) continue;
+          const auto v0 = *reinterpret_cast<const Entries*>(across + column_at(k, h, j));
+          const auto v1 = *reinterpret_cast<const Entries*>(across + column_at(k, h + 1, j));
 #pragma unroll
-        for (int z = 0; z < kAlong; ++z) {
-          if (j + z < first || j + z >= kTiles) continue;
+          for (int z = 0; z < kAlong; ++z) {
+            if (j + z < first || j + z >= kTiles) continue;
 #pragma unroll
-          for (int i = 0; i < kTiles; ++i) {
-            if (!kSquare && i < j + z) continue;
-            m[i][j + z][0] = sub_mul_conj(m[i][j + z][0], row[i], v0.v[z]);
-            m[i][j + z][1] = sub_mul_conj(m[i][j + z][1], row[i], v1.v[z]);
+            for (int i = 0; i < kTiles; ++i) {
+              if (!kSquare && i < j + z) continue;
+              m[i][j + z][0] = sub_mul_conj(m[i][j + z][0], row[i], v0.v[z]);
+              m[i][j + z][1] = sub_mul_conj(m[i][j + z][1], row[i], v1.v[z]);
+            }
           }
         }
       }

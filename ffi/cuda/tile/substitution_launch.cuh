@@ -72,13 +72,9 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
   }
 }
 
-// The kernels that take both numbers of sweeps. kDoesNotFit if they do not serve this n, or
-// need more shared memory than this GPU has.
 template <class T>
-cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
-  size_t limit = 0;
-  const cudaError_t error = shared_memory_limit(&limit);
-  if (error != cudaSuccess) return error;
+cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                     size_t limit) {
   const int columns = substitution_columns(s.nrhs, kIsComplex<T>);
   if (columns == 1) return launch_warp_tier<T, 1>(stream, s, sweeps, limit);
   if constexpr (!kIsComplex<T>) {
@@ -121,14 +117,6 @@ cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, in
   }
 }
 
-template <class T>
-cudaError_t launch_stream_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
-  size_t limit = 0;
-  const cudaError_t error = shared_memory_limit(&limit);
-  if (error != cudaSuccess) return error;
-  return launch_stream_tier<T>(stream, s, sweeps, limit);
-}
-
 template <class T, int kRows, int kColumns>
 cudaError_t launch_panels_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                                 int lanes, size_t limit) {
@@ -162,14 +150,6 @@ cudaError_t launch_panels_tier(cudaStream_t stream, const Substitution<T>& s, in
   }
 }
 
-template <class T>
-cudaError_t launch_panels_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps) {
-  size_t limit = 0;
-  const cudaError_t error = shared_memory_limit(&limit);
-  if (error != cudaSuccess) return error;
-  return launch_panels_tier<T>(stream, s, sweeps, limit);
-}
-
 template <class T, int kSweeps, int kBlock>
 cudaError_t launch_columns_blocks(cudaStream_t stream, const Substitution<T>& s) {
   using Shape = ColumnsSubstitutionShape<T, kBlock>;
@@ -187,20 +167,31 @@ cudaError_t launch_columns_substitution(cudaStream_t stream, const Substitution<
   return launch_columns_blocks<T, kSweeps, 16>(stream, s);
 }
 
-// Launches the kernel of this name.
+// Launches one of the kernels that take either number of sweeps, for which they are compiled once.
+template <class T>
+cudaError_t launch_sweeps_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                       std::string_view kernel) {
+  size_t limit = 0;
+  const cudaError_t error = shared_memory_limit(&limit);
+  if (error != cudaSuccess) return error;
+  if (kernel == "warp") return launch_warp_substitution<T>(stream, s, sweeps, limit);
+  if (kernel == "stream") return launch_stream_tier<T>(stream, s, sweeps, limit);
+  if (kernel == "panels") return launch_panels_tier<T>(stream, s, sweeps, limit);
+  return cudaErrorInvalidValue;
+}
+
+// Launches the kernel of this name. kDoesNotFit if it does not serve this n, or needs more shared
+// memory than this GPU has.
 template <class T, int kSweeps>
 cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>& s,
                                       std::string_view kernel) {
   if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
-  if (kernel == "warp") return launch_warp_substitution<T>(stream, s, kSweeps);
-  if (kernel == "stream") return launch_stream_substitution<T>(stream, s, kSweeps);
-  if (kernel == "panels") return launch_panels_substitution<T>(stream, s, kSweeps);
   if (kernel == "columns") return launch_columns_substitution<T, kSweeps>(stream, s);
-  return cudaErrorInvalidValue;
+  return launch_sweeps_substitution<T>(stream, s, kSweeps, kernel);
 }
 
-// The same, or with an empty name the one that the tiers name. The kernels give the same bits, so
-// one that needs more shared memory than this GPU has is replaced.
+// The same, or with an empty name the one that the tables choose. The kernels give the same bits,
+// so one that needs more shared memory than this GPU has is replaced by the next that serves.
 template <class T, int kSweeps>
 cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
                                 std::string_view kernel) {
@@ -210,11 +201,13 @@ cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
   if (error != cudaSuccess) return error;
   error = launch_named_substitution<T, kSweeps>(
       stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, capability));
-  if (error == kDoesNotFit && s.nrhs <= 16) {
-    error = launch_named_substitution<T, kSweeps>(stream, s, "stream");
+  for (const SubstitutionTier& tier : kSubstitutionTiers) {
+    if (error != kDoesNotFit) break;
+    if (tier.serves(kDTypeOf<T>, s.n, s.nrhs, kSweeps)) {
+      error = launch_named_substitution<T, kSweeps>(stream, s, tier.kernel);
+    }
   }
-  if (error != kDoesNotFit) return error;
-  return launch_named_substitution<T, kSweeps>(stream, s, "columns");
+  return error;
 }
 
 }  // namespace jax_batched::cuda
