@@ -8,14 +8,14 @@
 
 namespace jax_batched::cuda {
 
-// Moves a warp's records: move_vectors(count) all whole vectors of their elements, which are known
-// at compile time but for the last warp of a batch, move_element(e) what is left there. By elements
-// alone that one warp would take longer than all others.
-template <class T, int kLength, class V, class E>
-__device__ __forceinline__ void move_records(int records, int lane, V&& move_vectors,
+// Moves a warp's records: move_all() those of a full warp; of the last warp of a batch
+// move_vectors(count) the whole vectors of their elements and move_element(e) what is left. By
+// elements alone that one warp would take longer than all others.
+template <class T, int kLength, class A, class V, class E>
+__device__ __forceinline__ void move_records(int records, int lane, A&& move_all, V&& move_vectors,
                                              E&& move_element) {
   if (records == 32) {
-    move_vectors(32 * kLength / kVector<T>);
+    move_all();
   } else {
     const int vectors = records * kLength / kVector<T>;
     move_vectors(vectors);
@@ -42,41 +42,51 @@ struct RecordStage {
   }
 
   static __device__ __forceinline__ void load(T* stage, const T* src, int records, int lane) {
+    const auto* const from = reinterpret_cast<const Vector<T>*>(src);
+    const auto put = [=](int i, const Vector<T>& v) {
+#pragma unroll
+      for (int z = 0; z < kVector<T>; ++z) stage[position(i * kVector<T> + z)] = v.v[z];
+    };
     move_records<T, kLength>(
-        records, lane, [=](int vectors) { load_vectors(stage, src, vectors, lane); },
+        records, lane,
+        [=] {
+          constexpr int kRounds = ceil_div(kVectors, 32);
+          constexpr int kFlight = kRounds < 16 ? kRounds : 16;  // loads in flight
+#pragma unroll 1
+          for (int first = 0; first < kRounds; first += kFlight) {
+            Vector<T> v[kFlight];
+#pragma unroll
+            for (int u = 0; u < kFlight; ++u) {
+              const int i = (first + u) * 32 + lane;
+              if (i < kVectors) v[u] = from[i];
+            }
+#pragma unroll
+            for (int u = 0; u < kFlight; ++u) {
+              const int i = (first + u) * 32 + lane;
+              if (i < kVectors) put(i, v[u]);
+            }
+          }
+        },
+        // As much in flight, with a number of vectors that is not known, would take half as many
+        // registers again, of every warp.
+        [=](int vectors) {
+#pragma unroll 4
+          for (int i = lane; i < vectors; i += 32) put(i, from[i]);
+        },
         [=](int e) { stage[position(e)] = src[e]; });
   }
   static __device__ __forceinline__ void store(T* dst, const T* stage, int records, int lane) {
     move_records<T, kLength>(
-        records, lane, [=](int vectors) { store_vectors(dst, stage, vectors, lane); },
+        records, lane, [=] { store_vectors<8>(dst, stage, kVectors, lane); },
+        [=](int vectors) { store_vectors<4>(dst, stage, vectors, lane); },
         [=](int e) { dst[e] = stage[position(e)]; });
   }
 
  private:
-  static __device__ __forceinline__ void load_vectors(T* stage, const T* src, int vectors,
-                                                      int lane) {
-    constexpr int kRounds = ceil_div(kVectors, 32);
-    constexpr int kFlight = kRounds < 16 ? kRounds : 16;  // loads in flight
-#pragma unroll 1
-    for (int first = 0; first < kRounds; first += kFlight) {
-      Vector<T> v[kFlight];
-#pragma unroll
-      for (int u = 0; u < kFlight; ++u) {
-        const int i = (first + u) * 32 + lane;
-        if (i < vectors) v[u] = reinterpret_cast<const Vector<T>*>(src)[i];
-      }
-#pragma unroll
-      for (int u = 0; u < kFlight; ++u) {
-        const int i = (first + u) * 32 + lane;
-        if (i >= vectors) continue;
-#pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) stage[position(i * kVector<T> + z)] = v[u].v[z];
-      }
-    }
-  }
+  template <int kUnroll>
   static __device__ __forceinline__ void store_vectors(T* dst, const T* stage, int vectors,
                                                        int lane) {
-#pragma unroll 8
+#pragma unroll kUnroll
     for (int i = lane; i < vectors; i += 32) {
       Vector<T> v;
 #pragma unroll

@@ -68,19 +68,14 @@ struct MatrixStage {
   // Both need a barrier between the warp's moves and a lane's.
   static __device__ __forceinline__ void load(S* stage, const S* src, int records, int lane) {
     move_records<S, kLength>(
-        records, lane, [=](int vectors) { load_vectors(stage, src, vectors, lane); },
+        records, lane, [=] { load_vectors(stage, src, kVectors, lane); },
+        [=](int vectors) { load_vectors(stage, src, vectors, lane); },
         [=](int e) { stage[position(e)] = src[e]; });
   }
   static __device__ __forceinline__ void store(S* dst, const S* stage, int records, int lane) {
     move_records<S, kLength>(
-        records, lane,
-        [=](int vectors) {
-#pragma unroll 8
-          for (int i = lane; i < vectors; i += 32) {
-            reinterpret_cast<Vector<S>*>(dst)[i] =
-                *reinterpret_cast<const Vector<S>*>(stage + position(i * kVector<S>));
-          }
-        },
+        records, lane, [=] { store_vectors(dst, stage, kVectors, lane); },
+        [=](int vectors) { store_vectors(dst, stage, vectors, lane); },
         [=](int e) { dst[e] = stage[position(e)]; });
   }
 
@@ -152,6 +147,15 @@ struct MatrixStage {
       for (int i = lane; i < vectors; i += 32) copy_async(to(i), from + i);
       commit_copies();
       wait_for_copies<0>();
+    }
+  }
+
+  static __device__ __forceinline__ void store_vectors(S* dst, const S* stage, int vectors,
+                                                       int lane) {
+#pragma unroll 8
+    for (int i = lane; i < vectors; i += 32) {
+      reinterpret_cast<Vector<S>*>(dst)[i] =
+          *reinterpret_cast<const Vector<S>*>(stage + position(i * kVector<S>));
     }
   }
 
