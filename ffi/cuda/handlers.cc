@@ -145,7 +145,8 @@ std::string chosen(const Call& call) {
   if (call.operation == "solve_pos") return chosen_tier(kSolvePosTiers, call);
   for (const int sweeps : {1, 2}) {
     if (call.operation != substitution_operation(sweeps)) continue;
-    return std::string(substitution_kernel(call.dtype, call.n, call.nrhs, sweeps, call.capability));
+    return std::string(substitution_kernel(call.dtype, call.n, call.nrhs, sweeps,
+                                           /*transposed=*/false, call.capability));
   }
   throw std::invalid_argument("no such operation: " + std::string(call.operation));
 }

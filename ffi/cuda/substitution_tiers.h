@@ -45,9 +45,10 @@ struct PanelsSubstitutionTier {
   int lanes;
 };
 inline constexpr PanelsSubstitutionTier kPanelsSubstitutionTiers[] = {
-    {DType::kFloat32, 8, 128, 8, 1, 8},      {DType::kFloat32, 16, 96, 8, 2, 8},
-    {DType::kFloat32, 16, 128, 8, 1, 16},    {DType::kFloat32, 32, 96, 8, 2, 16},
-    {DType::kFloat32, 32, 192, 16, 2, 16},   {DType::kFloat32, kAny, 48, 8, 2, 8},
+    {DType::kFloat32, 8, 32, 8, 2, 4},       {DType::kFloat32, 8, 128, 8, 1, 8},
+    {DType::kFloat32, 16, 96, 8, 2, 8},      {DType::kFloat32, 16, 128, 8, 1, 16},
+    {DType::kFloat32, 32, 72, 8, 2, 16},     {DType::kFloat32, 32, 192, 16, 2, 16},
+    {DType::kFloat32, kAny, 48, 8, 2, 8},    {DType::kFloat32, kAny, 64, 8, 2, 32},
     {DType::kFloat32, kAny, 192, 16, 2, 32},
 
     {DType::kFloat64, 8, 96, 8, 1, 8},       {DType::kFloat64, 16, 128, 8, 1, 16},
@@ -75,8 +76,9 @@ constexpr int substitution_columns(int64_t nrhs, bool complex) {
   return nrhs == 1 ? 1 : nrhs == 2 && !complex ? 2 : 4;
 }
 
-// "stream": how many tiles are in shared memory or on their way. More of them leave room for fewer
-// matrices in flight, of which the second sweep then finds more in L2.
+// "stream": how many tiles are in shared memory or on their way. Two leave room for most matrices,
+// of which many have to be in flight. More leave room for fewer, of which the second sweep finds
+// more in L2.
 struct StreamSubstitutionTier {
   DType dtype;
   int columns;
@@ -85,20 +87,29 @@ struct StreamSubstitutionTier {
   int stages;
 };
 inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
-    {DType::kFloat32, 1, 1, kAny, 3},    {DType::kFloat32, 1, 2, 144, 4},
-    {DType::kFloat32, 1, 2, 224, 6},     {DType::kFloat32, 1, 2, kAny, 8},
-    {DType::kFloat32, 2, 0, kAny, 4},    {DType::kFloat32, 4, 0, kAny, 4},
+    {DType::kFloat32, 1, 1, kAny, 2},    {DType::kFloat32, 1, 2, 96, 2},
+    {DType::kFloat32, 1, 2, 144, 3},     {DType::kFloat32, 1, 2, 232, 4},
+    {DType::kFloat32, 1, 2, 480, 6},     {DType::kFloat32, 1, 2, kAny, 5},
+    {DType::kFloat32, 2, 0, kAny, 2},    {DType::kFloat32, 4, 0, 320, 2},
+    {DType::kFloat32, 4, 0, kAny, 4},
 
-    {DType::kFloat64, 1, 1, kAny, 3},    {DType::kFloat64, 1, 2, 144, 3},
-    {DType::kFloat64, 1, 2, 320, 6},     {DType::kFloat64, 1, 2, kAny, 8},
-    {DType::kFloat64, 2, 0, kAny, 4},    {DType::kFloat64, 4, 0, kAny, 3},
+    {DType::kFloat64, 1, 1, kAny, 2},    {DType::kFloat64, 1, 2, 176, 2},
+    {DType::kFloat64, 1, 2, 320, 4},     {DType::kFloat64, 1, 2, kAny, 2},
+    {DType::kFloat64, 2, 0, kAny, 2},    {DType::kFloat64, 4, 0, 320, 2},
+    {DType::kFloat64, 4, 0, kAny, 4},
 
-    {DType::kComplex64, 1, 0, kAny, 3},  {DType::kComplex64, 4, 0, kAny, 3},
+    {DType::kComplex64, 1, 0, kAny, 2},  {DType::kComplex64, 4, 0, kAny, 2},
     {DType::kComplex128, 1, 0, kAny, 2}, {DType::kComplex128, 4, 0, kAny, 2},
 };
 
+// Transposed: the rows of b and x are the right-hand sides (x a = b), of which there are several.
+// "panels" moves those by elements and is slower than others (n = 8 to 64: 1.3 to 3.6 times).
+constexpr bool suits_layout(std::string_view kernel, bool transposed) {
+  return !transposed || kernel != "panels";
+}
+
 // Where nothing was measured (tuned_tiers.h), the first row with the problem's dtype and sweeps,
-// n <= max_n and nrhs <= max_nrhs serves.
+// n <= max_n and nrhs <= max_nrhs serves whose kernel suits the layout.
 struct SubstitutionTier {
   DType dtype;
   int sweeps;  // as above
@@ -106,25 +117,33 @@ struct SubstitutionTier {
   int64_t max_nrhs;
   std::string_view kernel;
 
-  constexpr bool serves(DType of, int64_t n, int64_t nrhs, int number_of_sweeps) const {
+  constexpr bool serves(DType of, int64_t n, int64_t nrhs, int number_of_sweeps,
+                        bool transposed) const {
     return dtype == of && (sweeps == 0 || sweeps == number_of_sweeps) && n <= max_n &&
-           nrhs <= max_nrhs;
+           nrhs <= max_nrhs && suits_layout(kernel, transposed);
   }
 };
 
 // As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n; "panels" and what it
-// replaces with 256 MiB, n = 8..256, nrhs = 2..64 and n.
+// replaces with 256 MiB, n = 8..256, nrhs = 2..64 and n. The rows of one and two right-hand sides
+// between "warp" and "stream", and "stream" to 8 of them at 105..128, on an H200.
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat32, 0, 7, 64, "thread"},
     {DType::kFloat32, 0, 8, 4, "thread"},
     {DType::kFloat32, 0, 8, kAny, "panels"},
     {DType::kFloat32, 0, 15, 64, "thread"},
-    {DType::kFloat32, 1, 80, 1, "warp"},
-    {DType::kFloat32, 2, 104, 1, "warp"},
+    {DType::kFloat32, 1, 67, 1, "warp"},
+    {DType::kFloat32, 2, 81, 1, "warp"},
     {DType::kFloat32, 0, 4096, 1, "stream"},
+    {DType::kFloat32, 0, 84, 2, "warp"},  // two right-hand sides
+    {DType::kFloat32, 0, 96, 2, "stream"},
     {DType::kFloat32, 0, 96, 4, "warp"},
     {DType::kFloat32, 0, 128, 4, "stream"},
+    {DType::kFloat32, 0, 104, kAny, "panels"},
+    {DType::kFloat32, 0, 96, 16, "warp"},
+    {DType::kFloat32, 0, 128, 8, "stream"},
     {DType::kFloat32, 0, 128, kAny, "panels"},
+    {DType::kFloat32, 0, 128, 16, "warp"},
     {DType::kFloat32, 0, 320, 16, "stream"},
     {DType::kFloat32, 0, 192, kAny, "panels"},
     {DType::kFloat32, 0, 320, kAny, "columns"},
@@ -134,11 +153,14 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat64, 0, 7, 64, "thread"},
     {DType::kFloat64, 0, 8, 4, "thread"},
     {DType::kFloat64, 0, 8, kAny, "panels"},
-    {DType::kFloat64, 0, 64, 1, "warp"},
+    {DType::kFloat64, 0, 8, 64, "thread"},
+    {DType::kFloat64, 1, 56, 1, "warp"},
+    {DType::kFloat64, 2, 61, 1, "warp"},
     {DType::kFloat64, 0, 2048, 1, "stream"},
     {DType::kFloat64, 0, 64, 4, "warp"},
     {DType::kFloat64, 0, 128, 4, "stream"},
     {DType::kFloat64, 0, 96, 32, "panels"},
+    {DType::kFloat64, 0, 64, 16, "warp"},
     {DType::kFloat64, 0, 128, 8, "stream"},
     {DType::kFloat64, 0, 128, 16, "panels"},
     {DType::kFloat64, 1, 48, kAny, "panels"},
@@ -152,6 +174,9 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
 
     {DType::kComplex64, 0, 8, 64, "thread"},
     {DType::kComplex64, 0, 16, 16, "warp"},
+    {DType::kComplex64, 1, 56, 1, "warp"},
+    {DType::kComplex64, 2, 62, 1, "warp"},
+    {DType::kComplex64, 0, 2048, 1, "stream"},
     {DType::kComplex64, 1, 64, 8, "warp"},
     {DType::kComplex64, 2, 64, 16, "warp"},
     {DType::kComplex64, 0, 160, 8, "stream"},
@@ -161,8 +186,9 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
 
     {DType::kComplex128, 0, 8, 64, "thread"},
     {DType::kComplex128, 0, 16, 16, "warp"},
-    {DType::kComplex128, 0, 48, 8, "warp"},
-    {DType::kComplex128, 0, 160, 1, "stream"},
+    {DType::kComplex128, 1, 58, 1, "warp"},
+    {DType::kComplex128, 2, 62, 1, "warp"},
+    {DType::kComplex128, 0, 1024, 1, "stream"},
     {DType::kComplex128, 0, 64, 8, "warp"},
     {DType::kComplex128, 0, 160, 8, "stream"},
     {DType::kComplex128, 0, 160, kAny, "columns"},
@@ -175,12 +201,14 @@ constexpr std::string_view substitution_operation(int sweeps) {
 }
 
 inline std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs, int sweeps,
-                                            int capability) {
+                                            bool transposed, int capability) {
   const Call call{substitution_operation(sweeps), dtype, n, nrhs, /*fast=*/false, capability};
   const std::string_view tuned = tuned_kernel(kTunedTiers, call);
-  if (!tuned.empty() && n <= substitution_max_n(dtype, tuned)) return tuned;
+  if (!tuned.empty() && n <= substitution_max_n(dtype, tuned) && suits_layout(tuned, transposed)) {
+    return tuned;
+  }
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
-    if (tier.serves(dtype, n, nrhs, sweeps)) return tier.kernel;
+    if (tier.serves(dtype, n, nrhs, sweeps, transposed)) return tier.kernel;
   }
   return "columns";
 }

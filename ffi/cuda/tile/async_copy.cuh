@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 namespace jax_batched::cuda {
 
 // Starts a copy of one T of 4, 8 or 16 bytes, aligned to its size. `wait_for_copies` and then a
@@ -25,6 +27,23 @@ __device__ __forceinline__ void copy_async(T* shared, const T* global) {
   }
 #else
   *shared = *global;
+#endif
+}
+
+// The same for 16 bytes that nobody will read again: they are the first to leave the L2 cache.
+template <class T>
+__device__ __forceinline__ void copy_async_last(T* shared, const T* global) {
+  static_assert(sizeof(T) == 16);
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  const unsigned destination = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;"
+               :
+               : "r"(destination), "l"(global), "l"(policy)
+               : "memory");
+#else
+  copy_async(shared, global);
 #endif
 }
 

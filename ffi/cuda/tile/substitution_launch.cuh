@@ -199,11 +199,12 @@ cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
   int capability = 0;
   cudaError_t error = compute_capability(&capability);
   if (error != cudaSuccess) return error;
+  const bool transposed = s.nrhs > 1 && s.first.x_col != 1;
   error = launch_named_substitution<T, kSweeps>(
-      stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, capability));
+      stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed, capability));
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
     if (error != kDoesNotFit) break;
-    if (tier.serves(kDTypeOf<T>, s.n, s.nrhs, kSweeps)) {
+    if (tier.serves(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed)) {
       error = launch_named_substitution<T, kSweeps>(stream, s, tier.kernel);
     }
   }

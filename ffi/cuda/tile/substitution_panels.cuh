@@ -28,8 +28,8 @@ template <class T, int kRows, int kColumns>
 struct PanelsShape {
   // Blocks that the register cap is for: while some of their warps wait, those of others work.
   // Uncapped (0), the compiler takes few registers for the other shapes, and many for a cap of 1.
-  static constexpr bool kCapped = sizeof(T) == 4 && kRows == 16;
-  static constexpr int kMaxPanels = kCapped ? 12 : 16;
+  static constexpr bool kCapped = sizeof(T) == 4 && kColumns == 2;
+  static constexpr int kMaxPanels = sizeof(T) == 4 && kRows == 16 ? 12 : 16;
   static constexpr int kMinBlocks = kCapped ? 2 : 0;
   static constexpr int kTile = kRows * kRows;
   static constexpr int kPitch = 33 * kColumns;  // of a row of y; by an odd number of packs
@@ -194,50 +194,68 @@ struct LanePanel {
 };
 
 // Copies the triangles of a block's matrices, first and the next ones, to shared memory; zeros in
-// rows from n on. Asynchronous but where the order of a vector is reversed.
+// rows from n on. Asynchronous but where the order of a vector is reversed. Lanes copy the matrix
+// that they work on, so that each looks up one. For the smallest shape that takes registers which
+// more blocks need: there the warp copies one matrix after the other.
 template <class T, int kRows, int kColumns>
 __device__ __forceinline__ void load_tiles(T* tiles, const Substitution<T>& s,
                                            const PanelsShape<T, kRows, kColumns>& shape,
                                            int64_t first, bool upper, int warp, int lane) {
   constexpr int kV = kVector<T>;
   constexpr int kVectors = kRows * kRows / kV;
+  constexpr bool kOwnMatrix = sizeof(T) * kRows * kColumns > 32;
   const int n = s.n;
   const bool aligned = n % kV == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
+  const auto matrix = [&](int m) { return s.a_of(min(first + m, s.batch - 1)); };
+  // Vector v of a tile at (row, column) of the triangle of tiles.
+  const auto copy = [&](T* tile, const T* a, int row, int column, int v) {
+    const int position = v * kV;
+    const int i = row * kRows + position / kRows;
+    const int k = column * kRows + position % kRows;
+    T* const to = tile + position;
+    if (i >= n) {
+      *reinterpret_cast<Vector<T>*>(to) = Vector<T>{};
+    } else if (!aligned) {
+      for (int z = 0; z < kV; ++z) {
+        const int at = i * n + k + z;
+        if (k + z <= i) copy_async(to + z, a + (upper ? n * n - 1 - at : at));
+      }
+    } else if (k <= i && upper) {
+      const auto stored = *reinterpret_cast<const Vector<T>*>(a + (n * n - kV - i * n - k));
+      Vector<T> reversed;
+#pragma unroll
+      for (int z = 0; z < kV; ++z) reversed.v[z] = stored.v[kV - 1 - z];
+      *reinterpret_cast<Vector<T>*>(to) = reversed;
+    } else if (k <= i) {
+      copy_async(reinterpret_cast<Vector<T>*>(to),
+                 reinterpret_cast<const Vector<T>*>(a + i * n + k));
+    }
+  };
+  const T* const own_a = matrix(lane / shape.lanes);
+  T* const own = tiles + lane / shape.lanes * shape.matrix_pitch();
   int row = 0, column = warp;
   while (true) {
     for (; column > row; ++row) column -= row + 1;
     if (row >= shape.panels) break;
+    const int tile = shape.tile(row, column);
+    if constexpr (kOwnMatrix) {
 #pragma unroll 4
-    for (int e = lane; e < shape.matrices() * kVectors; e += 32) {
-      const int m = e / kVectors, position = e % kVectors * kV;
-      const int i = row * kRows + position / kRows;
-      const int k = column * kRows + position % kRows;
-      const T* const a = s.a_of(min(first + m, s.batch - 1));
-      T* const to = tiles + m * shape.matrix_pitch() + shape.tile(row, column) + position;
-      if (i >= n) {
-        *reinterpret_cast<Vector<T>*>(to) = Vector<T>{};
-      } else if (!aligned) {
-        for (int z = 0; z < kV; ++z) {
-          const int at = i * n + k + z;
-          if (k + z <= i) copy_async(to + z, a + (upper ? n * n - 1 - at : at));
-        }
-      } else if (k <= i && upper) {
-        const auto v = *reinterpret_cast<const Vector<T>*>(a + (n * n - kV - i * n - k));
-        Vector<T> reversed;
-#pragma unroll
-        for (int z = 0; z < kV; ++z) reversed.v[z] = v.v[kV - 1 - z];
-        *reinterpret_cast<Vector<T>*>(to) = reversed;
-      } else if (k <= i) {
-        copy_async(reinterpret_cast<Vector<T>*>(to),
-                   reinterpret_cast<const Vector<T>*>(a + i * n + k));
+      for (int v = lane % shape.lanes; v < kVectors; v += shape.lanes) {
+        copy(own + tile, own_a, row, column, v);
+      }
+    } else {
+#pragma unroll 4
+      for (int e = lane; e < shape.matrices() * kVectors; e += 32) {
+        const int m = e / kVectors;
+        copy(tiles + m * shape.matrix_pitch() + tile, matrix(m), row, column, e % kVectors);
       }
     }
     column += shape.panels;
   }
 }
 
-// A warp's panel in global memory. Rows of x are contiguous or (x a = b) its columns; those are
-// transposed in shared memory.
+// A warp's panel in global memory. Rows of x are contiguous (column_step is 1) or (x a = b) its
+// columns (row_step is 1 or -1), which are transposed in shared memory.
 template <class T, int kRows, int kColumns>
 struct GlobalPanel {
   using Panel = LanePanel<T, kRows, kColumns>;
@@ -285,6 +303,19 @@ struct GlobalPanel {
       }
       return;
     }
+    if (kColumns > 1 && column_step == 1) {
+      const int64_t entry = min(first + lane / lanes, batch - 1);
+      const int64_t r = column + lane % lanes * kColumns;
+      const T* const b = s.b_of(entry) + start + r;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int z = 0; z < kColumns; ++z) {
+          panel.c[i][z] = i < rows && r + z < nrhs ? b[i * row_step + z] : T(0);
+        }
+      }
+      return;
+    }
     for (int e = lane; e < kRows * Panel::kPitch; e += 32) y[e] = T(0);
     __syncwarp();
     each([&](int64_t offset, int64_t entry, int position) { y[position] = s.b_of(entry)[offset]; });
@@ -294,9 +325,9 @@ struct GlobalPanel {
 
   __device__ __forceinline__ void store(const Panel& panel, const Substitution<T>& s, T* own,
                                         T* y) const {
+    const int64_t entry = first + lane / lanes;
+    const int64_t r = column + lane % lanes * kColumns;
     if (vectors(s.x)) {
-      const int64_t entry = first + lane / lanes;
-      const int64_t r = column + lane % lanes * kColumns;
       T* const x = s.x_of(entry) + start + r;
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
@@ -305,6 +336,17 @@ struct GlobalPanel {
         for (int z = 0; z < kColumns; ++z) columns.v[z] = panel.c[i][z];
         if (i < rows && r < nrhs && entry < batch) {
           *reinterpret_cast<Columns*>(x + i * row_step) = columns;
+        }
+      }
+      return;
+    }
+    if (kColumns > 1 && column_step == 1) {
+      T* const x = s.x_of(entry) + start + r;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int z = 0; z < kColumns; ++z) {
+          if (i < rows && r + z < nrhs && entry < batch) x[i * row_step + z] = panel.c[i][z];
         }
       }
       return;

@@ -6,7 +6,9 @@
 // descending. kStages tiles are in shared memory or on their way. A tile that has been worked on is
 // replaced by the one kStages further on; at the turn from the first sweep to the second that is
 // none, so the second starts with the last kStages tiles of the first still there, and finds those
-// before them in L2 if not too many matrices are in flight.
+// before them in L2 if not too many matrices are in flight. What it copies is marked as the first
+// to leave L2: there it would only take the places of tiles that another matrix's second sweep
+// wants.
 #pragma once
 
 #include "ffi/cuda/tile/substitution_warp.cuh"
@@ -79,18 +81,20 @@ struct StoredTriangle {
   }
 
   // Starts the copy of a tile: all vectors that hold some of the triangle, no others. A pass takes
-  // kV rows, so a lane's rows all start at the same place within a vector.
+  // kV rows, so a lane's rows all start at the same place within a vector. kLast: it will not be
+  // read again.
+  template <bool kLast>
   __device__ __forceinline__ void copy(T* tile, const TriangleCursor& at, int lane) const {
     if (!kAligned && outermost && (at.row == 0 || 32 * at.row + 32 >= n)) {
-      copy_vectors<true>(tile, at, lane);
+      copy_vectors<true, false>(tile, at, lane);
     } else {
-      copy_vectors<false>(tile, at, lane);
+      copy_vectors<false, kLast>(tile, at, lane);
     }
   }
 
  private:
   // kInside: copies nothing outside the matrix.
-  template <bool kInside>
+  template <bool kInside, bool kLast>
   __device__ __forceinline__ void copy_vectors(T* tile, const TriangleCursor& at, int lane) const {
     constexpr int kRun = 32 / kV;  // vectors of a row; one more if it is not aligned
     const int row = lane / kRun, position = lane % kRun * kV;
@@ -105,7 +109,7 @@ struct StoredTriangle {
     const int step = upper ? -kV * n : kV * n;
 #pragma unroll kInside ? 1 : kRun
     for (int u = 0; u < kRun; ++u) {
-      if (passes >> u & 1) copy_vector<kInside>(to + Layout::row(u * kV), from);
+      if (passes >> u & 1) copy_vector<kInside, kLast>(to + Layout::row(u * kV), from);
       from += step;
     }
     if constexpr (!kAligned) {
@@ -113,8 +117,8 @@ struct StoredTriangle {
       const int before = past_boundary(last);
       const bool some = upper || 32 * at.column + 32 - before <= last;
       if (before != 0 && last < n && some) {
-        copy_vector<kInside>(tile + Layout::row(lane) + 32,
-                             a + run(last, 32 * at.column) - before + 32);
+        copy_vector<kInside, kLast>(tile + Layout::row(lane) + 32,
+                                    a + run(last, 32 * at.column) - before + 32);
       }
     }
   }
@@ -126,10 +130,12 @@ struct StoredTriangle {
     return static_cast<unsigned>((uint64_t{1} << passes) - 1);
   }
 
-  template <bool kInside>
+  template <bool kInside, bool kLast>
   __device__ __forceinline__ void copy_vector(T* to, const T* from) const {
     if constexpr (kInside) {
       copy_vector_inside(to, a, static_cast<int>(from - a), n * n);
+    } else if constexpr (kLast) {
+      copy_async_last(reinterpret_cast<Vector<T>*>(to), reinterpret_cast<const Vector<T>*>(from));
     } else {
       copy_async(reinterpret_cast<Vector<T>*>(to), reinterpret_cast<const Vector<T>*>(from));
     }
@@ -244,6 +250,7 @@ __global__ void __launch_bounds__(32)
   const int64_t x_start = system.x_start + (by_rows ? 0 : (n - 1) * system.x_row);
   const int64_t x_row = by_rows ? system.x_row : -system.x_row;
   const bool columns_fastest = system.x_col == 1;
+  const bool one_reader = column_groups == 1 && s.a_map.contiguous();  // of each matrix
 
   for (int64_t item = blockIdx.x; item < s.batch * column_groups; item += gridDim.x) {
     const int64_t entry = item / column_groups;
@@ -264,7 +271,9 @@ __global__ void __launch_bounds__(32)
     TriangleCursor loading = TriangleCursor::start(by_rows, side);
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) {
-      if (loading.inside(side)) triangle.copy(tiles + stage * Shape::kTile, loading, lane);
+      if (loading.inside(side)) {
+        triangle.template copy<false>(tiles + stage * Shape::kTile, loading, lane);
+      }
       commit_copies();
       loading.advance(by_rows);
     }
@@ -316,7 +325,13 @@ __global__ void __launch_bounds__(32)
           for (int r = 0; r < kColumns; ++r) own[r] = c[r];
         }
         __syncwarp();
-        if (loading.inside(side)) triangle.copy(tile, loading, lane);
+        if (loading.inside(side)) {
+          if (pass > 0 && one_reader) {
+            triangle.template copy<true>(tile, loading, lane);
+          } else {
+            triangle.template copy<false>(tile, loading, lane);
+          }
+        }
         commit_copies();
         loading.advance(ascending);
         at.advance(ascending);
