@@ -3,7 +3,8 @@
 `python -m benchmarks.report docs/performance.md benchmarks/results/DEVICE.jsonl` writes what a
 section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of
 SECTIONS below, and draws the pictures beside the results file. Rows are also taken from
-DEVICE_sizes.jsonl, DEVICE_variants.jsonl, DEVICE_energy.jsonl and DEVICE_scaling.jsonl.
+DEVICE_sizes.jsonl, DEVICE_variants.jsonl, DEVICE_energy.jsonl, DEVICE_scaling.jsonl and
+DEVICE_counters.jsonl.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import documents, energy, sizes, variants
+from benchmarks import counters, documents, energy, sizes, variants
 from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS
 from benchmarks.plot import (
     DTYPES,
@@ -163,6 +164,27 @@ def gradients(file: Path, document: Path) -> Iterator[str]:
     yield from times(rows, "n", sorted({row["n"] for row in rows}))
 
 
+def right_hand_sides(file: Path, document: Path) -> Iterator[str]:
+    """Time of several right-hand sides, and what stock JAX takes over ours for as many as rows."""
+    found: dict[tuple[str, str, int, int], dict[tuple[str, int], float]] = {}
+    for row in load(file):
+        if row["op"] in ("cho_solve", "triangular_solve") and row["dtype"] in DTYPES[:2]:
+            case = row["op"], row["dtype"], row["n"], row["batch"]
+            found.setdefault(case, {})[row["impl"], row["nrhs"]] = row["ms"]
+    known = {case: times for case, times in found.items() if (OURS, 2) in times}
+    columns = sorted(
+        {k for times in known.values() for impl, k in times if impl == OURS and k < 17}
+    )
+    yield "| operation | dtype | n | " + " | ".join(f"k = {k}" for k in columns) + " | k = n | |"
+    yield "|---|---|---:|" + "---:|" * (len(columns) + 2)
+    for (op, dtype, n, _), times in known.items():
+        cells = [times.get((OURS, k)) for k in (*columns, n)]
+        texts = [time_text(ms) if ms else "-" for ms in cells]
+        theirs = times.get((THEIRS, n))
+        texts.append(f"**{figure(theirs / cells[-1])}x**" if theirs and cells[-1] else "-")
+        yield f"| {op} | {dtype} | {n} | {' | '.join(texts)} |"
+
+
 def refined(file: Path, document: Path) -> Iterator[str]:
     """Time of a solve in single, double and mixed precision: batches, and single large systems."""
     known = [row for row in load(file) if row["nrhs"] == 1]
@@ -222,6 +244,11 @@ def joules(file: Path, document: Path) -> Iterator[str]:
     yield from energy.markdown(load(beside(file, "energy")))
 
 
+def counters_table(file: Path, document: Path) -> Iterator[str]:
+    """What the profiler counts."""
+    yield from counters.markdown(load(beside(file, "counters")))
+
+
 def times(rows: Sequence[Row], label: str, columns: Sequence[int]) -> Iterator[str]:
     """A table of times, and of stock JAX's over ours."""
     yield "| operation | dtype | | " + " | ".join(f"{label} = {c}" for c in columns) + " |"
@@ -252,11 +279,13 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "batch_10000": batch_10000,
     "small_batches": small_batches,
     "gradients": gradients,
+    "right_hand_sides": right_hand_sides,
     "refined": refined,
     "scaling": scaling,
     "odd_sizes": odd_sizes,
     "variants": variants_table,
     "energy": joules,
+    "counters": counters_table,
     "published": published,
 }
 

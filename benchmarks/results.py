@@ -72,7 +72,15 @@ class VariantRow(Case):
     ms: float
 
 
-AnyRow = Row | EnergyRow | ScalingRow | VariantRow
+class CounterRow(Case):
+    """Counters of one launch: percent, but for `us`, `registers` and `warps` (resident)."""
+
+    kernel: str
+    counters: dict[str, float]
+    waiting: dict[str, int]
+
+
+AnyRow = Row | CounterRow | EnergyRow | ScalingRow | VariantRow
 Key = tuple[Any, ...]
 
 
