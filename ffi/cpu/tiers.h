@@ -10,11 +10,11 @@
 
 namespace jax_batched::cpu {
 
-// For n up to max_n: whole groups go to "lanes", and so does a rest of more than `alone` matrices.
+// For n up to max_n: whole groups go to "lanes", and so does a rest that a group is faster for.
 // Beyond the last row everything goes to "blocked".
 struct Tier {
   int64_t max_n;
-  int64_t alone;
+  int64_t group;  // percent: the time of a group over that of as many matrices one by one
 };
 inline constexpr int kMaxTiers = 6;
 
@@ -38,31 +38,32 @@ struct Tiers {
   }
 };
 
-// Measured on an AMD EPYC with AVX2 (32-byte registers, 512 KiB of L2), one core, matrices from
-// memory: `alone` is the time of a group over that of one matrix, rounded down.
+// Measured on an AMD EPYC (Zen 4, 1 MiB of L2), with AVX2 and AVX-512: the largest n with two cores
+// and matrices from memory, where a group's prefetches count, `group` with one core and matrices in
+// the cache, as the few of a small batch are.
 inline constexpr Tiers kCholeskyTiers = {
-    {{7, 0}, {31, 1}, {63, 2}, {127, 3}, {256, 4}},
-    {{15, 0}, {63, 1}, {256, 2}},
-    {{11, 0}, {31, 1}, {63, 2}, {127, 4}, {180, 5}},
-    {{11, 0}, {31, 1}, {180, 2}},
+    {{7, 10}, {31, 30}, {63, 50}, {127, 75}, {320, 90}},
+    {{7, 20}, {31, 40}, {63, 65}, {127, 85}, {320, 95}},
+    {{11, 15}, {31, 35}, {63, 50}, {127, 68}, {256, 85}},
+    {{11, 25}, {31, 50}, {63, 70}, {127, 80}, {256, 90}},
 };
 inline constexpr Tiers kSolvePosTiers = {
-    {{7, 0}, {47, 1}, {95, 2}, {256, 4}},
-    {{15, 0}, {63, 1}, {256, 2}},
-    {{11, 0}, {31, 1}, {63, 2}, {127, 3}, {180, 4}},
-    {{11, 0}, {63, 1}, {180, 2}},
+    {{7, 10}, {31, 20}, {63, 30}, {127, 50}, {320, 75}},
+    {{15, 25}, {31, 30}, {63, 45}, {127, 65}, {300, 85}},
+    {{11, 15}, {31, 25}, {63, 40}, {127, 60}, {256, 75}},
+    {{11, 25}, {31, 40}, {63, 60}, {127, 72}, {256, 88}},
 };
 inline constexpr Tiers kChoSolveTiers = {
-    {{31, 1}, {95, 2}, {180, 4}},
-    {{63, 1}, {127, 2}},
-    {{31, 1}, {180, 2}},
-    {{63, 1}, {127, 2}},
+    {{31, 25}, {63, 35}, {127, 55}, {256, 75}},
+    {{31, 40}, {63, 50}, {127, 80}, {180, 100}},
+    {{31, 25}, {63, 35}, {256, 60}},
+    {{31, 45}, {63, 65}, {150, 90}},
 };
 inline constexpr Tiers kTriangularSolveTiers = {
-    {{63, 2}, {127, 4}},
-    {{31, 1}, {63, 2}, {127, 3}},
-    {{127, 2}},
-    {{23, 1}, {127, 2}},
+    {{63, 50}, {127, 70}, {200, 90}},
+    {{31, 60}, {63, 75}, {127, 100}},
+    {{63, 42}, {127, 65}, {220, 80}},
+    {{23, 60}, {63, 80}, {127, 100}},
 };
 
 // Whether "lanes" may serve a part of the batch: the largest n, and with more right-hand sides than
