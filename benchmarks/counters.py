@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import shutil
 import subprocess
@@ -56,7 +57,7 @@ COUNTERS = {
 
 
 @dataclass(frozen=True)
-class Case:
+class Launch:
     """One launch of one kernel."""
 
     op: str
@@ -79,17 +80,17 @@ class Case:
 
 
 CASES = (
-    *(Case("cholesky", "float32", n) for n in (32, 64, 96, 128, 192, 255, 256, 512)),
-    Case("cholesky", "float32", 256, impl="jax_batched:fast"),
-    *(Case("cholesky", "float64", n) for n in (64, 128, 256)),
-    *(Case("cholesky", "float16", n) for n in (32, 48, 64)),
-    *(Case("solve_pos", "float32", n) for n in (64, 96, 128)),
-    *(Case("solve_pos", "float64", n) for n in (64, 96, 128)),
-    *(Case("cho_solve", "float32", n) for n in (16, 64, 128)),
-    *(Case("cho_solve", "float64", n) for n in (64, 128)),
-    *(Case("cho_solve", dtype, 64, nrhs=64) for dtype in ("float32", "float64")),
-    *(Case("triangular_solve", "float32", n) for n in (8, 16, 64)),
-    *(Case("triangular_solve", "float64", n) for n in (8, 64)),
+    *(Launch("cholesky", "float32", n) for n in (32, 64, 96, 128, 192, 255, 256, 512)),
+    Launch("cholesky", "float32", 256, impl="jax_batched:fast"),
+    *(Launch("cholesky", "float64", n) for n in (64, 128, 256)),
+    *(Launch("cholesky", "float16", n) for n in (32, 48, 64)),
+    *(Launch("solve_pos", "float32", n) for n in (64, 96, 128)),
+    *(Launch("solve_pos", "float64", n) for n in (64, 96, 128)),
+    *(Launch("cho_solve", "float32", n) for n in (16, 64, 128)),
+    *(Launch("cho_solve", "float64", n) for n in (64, 128)),
+    *(Launch("cho_solve", dtype, 64, nrhs=64) for dtype in ("float32", "float64")),
+    *(Launch("triangular_solve", "float32", n) for n in (8, 16, 64)),
+    *(Launch("triangular_solve", "float64", n) for n in (8, 64)),
 )
 
 
@@ -112,7 +113,7 @@ def number(text: str) -> float:
     return float(text.replace(",", ""))
 
 
-def row(case: Case, line: dict[str, str], device: str) -> CounterRow:
+def row(case: Launch, line: dict[str, str], device: str) -> CounterRow:
     """One measurement."""
     values = {key: number(line[metric]) for key, metric in COUNTERS.items()}
     values["us"] /= 1000
@@ -160,6 +161,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
+    # Memory for the profiler and for the process that it runs.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if options.run:
         for case in CASES:
             case.run()

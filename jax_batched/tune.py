@@ -34,7 +34,7 @@ DTYPES = ("float32", "float64", "complex64", "complex128")
 SUBSTITUTIONS = ("triangular_solve", "cho_solve")
 NRHS_CLASSES: dict[int, int | None] = {1: 1, 4: 8, 16: 32, 64: None}
 SIZES = sorted({*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(160, 513, 32)})
-LARGE_N = 185  # from here on (what rounds up to 192) 512 MiB are one wave of blocks on a large GPU
+LARGE_N = 185  # from here on (what rounds up to 192) 512 MiB are few waves of blocks on a large GPU
 LARGE_MEBIBYTES = 4096
 
 MAX_RATIO = 30.0  # LAPACK's threshold for its test ratios

@@ -21,7 +21,7 @@ int64_t lanes_end(const Problem& p, int64_t begin, int64_t end) {
   for (int i = 0; i < kMaxTiers; ++i) {
     if (p.n > tiers[i].max_n) continue;
     const int64_t rest = (end - begin) % kLanes<T>;
-    return 100 * rest > tiers[i].group * kLanes<T> ? end : end - rest;
+    return 100 * rest > tiers[i].group_percent * kLanes<T> ? end : end - rest;
   }
   return begin;
 }

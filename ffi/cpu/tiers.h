@@ -14,7 +14,7 @@ namespace jax_batched::cpu {
 // Beyond the last row everything goes to "blocked".
 struct Tier {
   int64_t max_n;
-  int64_t group;  // percent: the time of a group over that of as many matrices one by one
+  int64_t group_percent;  // the time of a group over that of as many matrices one by one
 };
 inline constexpr int kMaxTiers = 6;
 
@@ -39,8 +39,8 @@ struct Tiers {
 };
 
 // Measured on an AMD EPYC (Zen 4, 1 MiB of L2), with AVX2 and AVX-512: the largest n with two cores
-// and matrices from memory, where a group's prefetches count, `group` with one core and matrices in
-// the cache, as the few of a small batch are.
+// and matrices from memory, where a group's prefetches count, `group_percent` with one core and
+// matrices in the cache, as the few of a small batch are.
 inline constexpr Tiers kCholeskyTiers = {
     {{7, 10}, {31, 30}, {63, 50}, {127, 75}, {320, 90}},
     {{7, 20}, {31, 40}, {63, 65}, {127, 85}, {320, 95}},

@@ -140,10 +140,10 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat32, 0, 96, 4, "warp"},
     {DType::kFloat32, 0, 128, 4, "stream"},
     {DType::kFloat32, 0, 104, kAny, "panels"},
-    {DType::kFloat32, 0, 96, 16, "warp"},
+    {DType::kFloat32, 0, 96, 16, "warp"},  // transposed
     {DType::kFloat32, 0, 128, 8, "stream"},
     {DType::kFloat32, 0, 128, kAny, "panels"},
-    {DType::kFloat32, 0, 128, 16, "warp"},
+    {DType::kFloat32, 0, 128, 16, "warp"},  // transposed
     {DType::kFloat32, 0, 320, 16, "stream"},
     {DType::kFloat32, 0, 192, kAny, "panels"},
     {DType::kFloat32, 0, 320, kAny, "columns"},
@@ -153,14 +153,14 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat64, 0, 7, 64, "thread"},
     {DType::kFloat64, 0, 8, 4, "thread"},
     {DType::kFloat64, 0, 8, kAny, "panels"},
-    {DType::kFloat64, 0, 8, 64, "thread"},
+    {DType::kFloat64, 0, 8, 64, "thread"},  // transposed
     {DType::kFloat64, 1, 56, 1, "warp"},
     {DType::kFloat64, 2, 61, 1, "warp"},
     {DType::kFloat64, 0, 2048, 1, "stream"},
     {DType::kFloat64, 0, 64, 4, "warp"},
     {DType::kFloat64, 0, 128, 4, "stream"},
     {DType::kFloat64, 0, 96, 32, "panels"},
-    {DType::kFloat64, 0, 64, 16, "warp"},
+    {DType::kFloat64, 0, 64, 16, "warp"},  // transposed
     {DType::kFloat64, 0, 128, 8, "stream"},
     {DType::kFloat64, 0, 128, 16, "panels"},
     {DType::kFloat64, 1, 48, kAny, "panels"},

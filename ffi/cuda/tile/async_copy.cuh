@@ -30,7 +30,7 @@ __device__ __forceinline__ void copy_async(T* shared, const T* global) {
 #endif
 }
 
-// The same for 16 bytes that nobody will read again: they are the first to leave the L2 cache.
+// The same for 16 bytes that will hardly be read again: they are the first to leave the L2 cache.
 template <class T>
 __device__ __forceinline__ void copy_async_last(T* shared, const T* global) {
   static_assert(sizeof(T) == 16);
