@@ -11,6 +11,8 @@ from typing import Any
 import jax
 
 jax.config.update("jax_enable_x64", True)
+# Of source locations, which folder they were in is nobody's business.
+jax.config.update("jax_hlo_source_file_canonicalization_regex", ".*/")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ops  # noqa: E402
