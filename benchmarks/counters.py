@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 
 from benchmarks import results
-from benchmarks.inputs import Inputs, matrix_bytes
+from benchmarks.inputs import Inputs, filling
 from benchmarks.operations import OPERATIONS
 from benchmarks.results import CounterRow
 
@@ -68,8 +68,8 @@ class Launch:
 
     def batch(self) -> int:
         """The usual size of a batch."""
-        size = results.usual_mebibytes(self.n, cpu=False) * 2**20
-        return int(size // matrix_bytes(self.dtype, self.n, self.n, 1))
+        target = int(results.usual_mebibytes(self.n, cpu=False) * 2**20)
+        return filling(self.dtype, self.n, target)
 
     def run(self) -> None:
         """The operation, once."""

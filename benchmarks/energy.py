@@ -16,10 +16,9 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import numpy as np
 
 from benchmarks import results
-from benchmarks.inputs import Inputs
+from benchmarks.inputs import Inputs, filling
 from benchmarks.operations import OPERATIONS
 
 QUEUE_S = 0.2  # calls are queued for this long, then waited for
@@ -132,7 +131,7 @@ def measure(
     for dtype in options.dtype:
         for n in options.n:
             target = int(results.usual_mebibytes(n, cpu=device.platform == "cpu") * 2**20)
-            batch = max(1, target // (n * n * np.dtype(dtype).itemsize))
+            batch = filling(dtype, n, target)
             inputs = Inputs(dtype, n, batch, target)
             for op in options.op:
                 nrhs = OPERATIONS[op].nrhs(1)

@@ -50,6 +50,11 @@ def matrix_bytes(dtype: str, m: int, n: int, batch: int) -> int:
     return batch * m * n * np.dtype(dtype).itemsize
 
 
+def filling(dtype: str, n: int, target_bytes: int) -> int:
+    """How many n x n matrices fill so much memory, at least one."""
+    return max(1, target_bytes // matrix_bytes(dtype, n, n, 1))
+
+
 class Inputs:
     """The operands of one (dtype, n, batch), each made once and shared by all operations.
 

@@ -28,7 +28,7 @@ from benchmarks.implementations import (
     release_memory,
     torch_installed,
 )
-from benchmarks.inputs import Inputs
+from benchmarks.inputs import Inputs, filling
 from benchmarks.operations import MAX_RATIO, OPERATIONS, USUAL_OPERATIONS, Operation
 from benchmarks.plot import write_pictures
 from benchmarks.table import OURS
@@ -141,8 +141,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All cases, those that share their inputs one after the other."""
     for dtype in options.dtype:
         for n in options.n:
-            filling = target_bytes(options, n) // (n * n * np.dtype(dtype).itemsize)
-            for batch in options.batch or [max(1, filling)]:
+            for batch in options.batch or [filling(dtype, n, target_bytes(options, n))]:
                 for op in options.op:
                     wanted = [OPERATIONS[op].nrhs(n if k == "n" else k) for k in options.nrhs]
                     for nrhs in dict.fromkeys(wanted):

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import results, timing
 from benchmarks.implementations import Program, on_cpu
-from benchmarks.inputs import DERIVED, MAKERS
+from benchmarks.inputs import DERIVED, MAKERS, filling
 from benchmarks.operations import OPERATIONS
 
 WAKE_S = 2.0
@@ -143,7 +143,7 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     for dtype in options.dtype:
         for n in options.n:
             size = options.mebibytes or results.usual_mebibytes(n, cpu=on_cpu())
-            batch = int(size * 2**20) // (n * n * np.dtype(dtype).itemsize)
+            batch = filling(dtype, n, int(size * 2**20))
             for op in options.op:
                 yield Case(op, dtype, n, OPERATIONS[op].nrhs(1), max(1, batch // step) * step)
 

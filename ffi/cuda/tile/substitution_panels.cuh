@@ -26,11 +26,10 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
 // in the order of rows, each tile row by row; the divisors; y.
 template <class T, int kRows, int kColumns>
 struct PanelsShape {
+  static constexpr int kMaxPanels = sizeof(T) == 4 && kRows == 16 ? 12 : 16;
   // Blocks that the register cap is for: while some of their warps wait, those of others work.
   // Uncapped (0), the compiler takes few registers for the other shapes, and many for a cap of 1.
-  static constexpr bool kCapped = sizeof(T) == 4 && kColumns == 2;
-  static constexpr int kMaxPanels = sizeof(T) == 4 && kRows == 16 ? 12 : 16;
-  static constexpr int kMinBlocks = kCapped ? 2 : 0;
+  static constexpr int kMinBlocks = sizeof(T) == 4 && kColumns == 2 ? 2 : 0;
   static constexpr int kTile = kRows * kRows;
   static constexpr int kPitch = 33 * kColumns;  // of a row of y; by an odd number of packs
   int panels;
