@@ -102,9 +102,12 @@ struct TierLauncher {
         constexpr Access kAccess = decltype(access)::value;
         constexpr int kRowTiles =
             kTier.row_tiles > 0 ? kTier.row_tiles : kUsualRowTiles<S, kTier.fast>;
+        constexpr int kBlocks = kAccess == Access::kElements && kTier.ragged_blocks > 0
+                                    ? kTier.ragged_blocks
+                                    : kMinBlocks;
         using Factor = BlockFactor<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast, kRowTiles>;
         return launch<cholesky_block_kernel<S, kTier.depth, kAccess, kTier.prefetch, kTier.fast,
-                                            kRowTiles, kMinBlocks>>(
+                                            kRowTiles, kBlocks>>(
             stream, args.batch, 1, Factor::kThreads, Factor::kSharedBytes, args);
       });
     }

@@ -38,6 +38,7 @@ struct Tier {
   int capability = 0;             // needs a GPU of this compute capability or a later one
   bool fast = false;              // serves only accuracy="fast" ("block": compensated products)
   int row_tiles = 0;              // of a warp ("block"); 0: what suits most sizes
+  int ragged_blocks = 0;          // min_blocks where rows are no whole vectors ("block"); 0: as it
 
   // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
   constexpr bool has_name(std::string_view name) const {
@@ -123,7 +124,7 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
     {DType::kFloat32, 129, 512, "block", 1, false, 4, 4, 32, false, "tensor", 80, /*fast=*/true},
     {DType::kFloat32, 129, 224, "block", 1, false, 4, 5, 16, false, "narrow", 0, false, 2},
-    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16},
+    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16, false, "", 0, false, 0, 3},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},

@@ -61,6 +61,9 @@ struct BlockFactor {
   using Piece = std::conditional_t<kAccess == Access::kVectors, Vector<T>, T>;
   static constexpr int kPiece = static_cast<int>(sizeof(Piece) / sizeof(T));
   static constexpr bool kTensor = kCompensated || std::is_same_v<T, double>;
+  // Rows of L come back as the vectors that cover them, so that every other row begins at the
+  // second place in shared memory. (Doubles of odd n; operands are read as two numbers then.)
+  static constexpr bool kShifted = kAccess == Access::kElements && std::is_same_v<T, double>;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kColumnTiles = sizeof(T) == 16 ? 4 : 8;  // of a block column
@@ -72,8 +75,8 @@ struct BlockFactor {
 
   // Strides for which no access below has a bank conflict: plain FMA reads 16 bytes of 8 rows
   // (2t + h, or g) at once, the tensor cores' operands are 16 bytes of 4 neighbours in 2 rows, or
-  // of floats 8 bytes in 4 rows.
-  static constexpr int kChunkRow = kDepth + (kTensor ? 8 : kVector<T>);
+  // of floats 8 bytes in 4 rows; shifted, 8 bytes of 4 neighbours in 4 rows.
+  static constexpr int kChunkRow = kDepth + (kShifted ? 4 : kTensor ? 8 : kVector<T>);
   static constexpr int kTileRow = kTensor ? 8 : 8 + kVector<T>;
   static constexpr int kTile = 8 * kTileRow;
 
@@ -111,16 +114,23 @@ struct BlockFactor {
       return pair;
     }
   }
+  template <bool kWhole = true>
   static __device__ __forceinline__ TensorOperand load_operand(const T* pair) {
-    return operand(*reinterpret_cast<const Pair<T>*>(pair));
+    if constexpr (kWhole) {
+      return operand(*reinterpret_cast<const Pair<T>*>(pair));
+    } else {
+      return operand({pair[0], pair[1]});
+    }
   }
 
+  // kWhole: pairs are where whole ones may be.
+  template <bool kWhole = true>
   static __device__ __forceinline__ void load_left(Left& a, const T* rows, int stride) {
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
       const T* from = rows + (8 * i + lane() / 4) * stride;
       if constexpr (kTensor) {
-        a[i] = load_operand(from + pair_column());
+        a[i] = load_operand<kWhole>(from + pair_column());
       } else {
         a[i] = *reinterpret_cast<const Vector<T>*>(from);
       }
@@ -128,6 +138,7 @@ struct BlockFactor {
   }
 
   // to = from - a b^H, b the 8 rows at `rows`.
+  template <bool kWhole = true>
   static __device__ __forceinline__ void subtract(TileColumn& to, const TileColumn& from,
                                                   const Left& a, const T* rows, int stride) {
 #pragma unroll
@@ -136,7 +147,7 @@ struct BlockFactor {
       to[i][1] = from[i][1];
     }
     if constexpr (kTensor) {
-      subtract_product(to, a, load_operand(rows + lane() / 4 * stride + pair_column()));
+      subtract_product(to, a, load_operand<kWhole>(rows + lane() / 4 * stride + pair_column()));
     } else {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -211,6 +222,11 @@ struct BlockFactor {
     return __uint_as_float((127 + exponent) << 23);
   }
 
+  // By how much row r of L is shifted in a chunk.
+  static __device__ __forceinline__ int shift_of(const T* l, int r) {
+    return kShifted ? (reinterpret_cast<uintptr_t>(l) / sizeof(T) + r) % 2 : 0;
+  }
+
   // acc -= a b^H for the column tiles j < last (and a few more): a is a chunk of the warp's rows, b
   // one of the columns.
   static __device__ __forceinline__ void subtract_chunk(Accumulator& acc, const T* rows,
@@ -218,13 +234,13 @@ struct BlockFactor {
 #pragma unroll(kTensor ? 2 : 1)
     for (int k = 0; k < kDepth; k += kStep) {
       Left left;
-      load_left(left, rows + k, kChunkRow);
+      load_left<!kShifted>(left, rows + k, kChunkRow);
 #pragma unroll
       for (int first = 0; first < kColumnTiles; first += kColumnGroup) {
         if (first >= last) continue;
 #pragma unroll
         for (int j = first; j < first + kColumnGroup; ++j) {
-          subtract(acc[j], acc[j], left, columns + 8 * j * kChunkRow + k, kChunkRow);
+          subtract<!kShifted>(acc[j], acc[j], left, columns + 8 * j * kChunkRow + k, kChunkRow);
         }
       }
     }
@@ -268,6 +284,22 @@ struct BlockFactor {
           *to = T(0);
         }
       }
+    } else if constexpr (kShifted) {
+      using V = Vector<T>;
+      constexpr int kVectors = kDepth / kVector<T>, kVectorRows = kThreads / kVectors;
+      const auto copy = [&](int r, int v) {
+        V* to = reinterpret_cast<V*>(chunk + r * kChunkRow) + v;
+        if (r0 + r < n) {
+          const T* from = l + (r0 + r) * n + k0 - shift_of(l, r);
+          copy_async(to, reinterpret_cast<const V*>(from) + v);
+        } else {
+          *to = V{};
+        }
+      };
+#pragma unroll 4
+      for (int r = thread / kVectors; r < count; r += kVectorRows) copy(r, thread % kVectors);
+      static_assert(kRows <= kThreads);
+      if (thread < count && shift_of(l, thread)) copy(thread, kVectors);
     } else {
       int r = thread / kRowPieces;
       const int k = thread % kRowPieces * kPiece;
@@ -486,7 +518,7 @@ struct BlockFactor {
           __syncthreads();
           if (k0 + kDepth < c0) start(k0 + kDepth);
           if (!active) continue;
-          const T* chunk = shared + k0 / kDepth % 2 * kChunkElements;
+          const T* chunk = shared + k0 / kDepth % 2 * kChunkElements + shift_of(l, lane() / 4);
           const T* columns = diagonal ? chunk : chunk + kRows * kChunkRow;
           subtract_chunk(acc, chunk + kWarpRows * warp() * kChunkRow, columns, last);
         }

@@ -6,9 +6,10 @@
 // kColumns columns and one of y kRows rows:
 //   c_I <- c_I - M(I, J) y_J  for the panels J < I, in turn,  then  y_I = M(I, I)^-1 c_I,
 // which goes through shared memory to the warps after I. While one of them solves, the others still
-// subtract. Both of a lane's parts are of its own columns: lanes of a warp meet only where panels
-// are transposed on their way in and out (x a = b).
+// subtract. Both of a lane's parts are of its own columns.
 #pragma once
+
+#include <climits>
 
 #include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/quotient.cuh"
@@ -193,167 +194,214 @@ struct LanePanel {
 };
 
 // Copies the triangles of a block's matrices, first and the next ones, to shared memory; zeros in
-// rows from n on. Asynchronous but where the order of a vector is reversed. Lanes copy the matrix
-// that they work on, so that each looks up one. For the smallest shape that takes registers which
-// more blocks need: there the warp copies one matrix after the other.
+// rows from n on. Vectors whose order is the reverse arrive as they are: call reverse() after that.
+// Lanes copy the matrix that they work on, so that each looks up one. For the smallest shape that
+// takes registers which more blocks need: there the warp copies one matrix after the other.
 template <class T, int kRows, int kColumns>
-__device__ __forceinline__ void load_tiles(T* tiles, const Substitution<T>& s,
-                                           const PanelsShape<T, kRows, kColumns>& shape,
-                                           int64_t first, bool upper, int warp, int lane) {
-  constexpr int kV = kVector<T>;
-  constexpr int kVectors = kRows * kRows / kV;
-  constexpr bool kOwnMatrix = sizeof(T) * kRows * kColumns > 32;
-  const int n = s.n;
-  const bool aligned = n % kV == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
-  const auto matrix = [&](int m) { return s.a_of(min(first + m, s.batch - 1)); };
-  // Vector v of a tile at (row, column) of the triangle of tiles.
-  const auto copy = [&](T* tile, const T* a, int row, int column, int v) {
-    const int position = v * kV;
-    const int i = row * kRows + position / kRows;
-    const int k = column * kRows + position % kRows;
-    T* const to = tile + position;
-    if (i >= n) {
-      *reinterpret_cast<Vector<T>*>(to) = Vector<T>{};
-    } else if (!aligned) {
-      for (int z = 0; z < kV; ++z) {
-        const int at = i * n + k + z;
-        if (k + z <= i) copy_async(to + z, a + (upper ? n * n - 1 - at : at));
+struct TileLoader {
+  using Shape = PanelsShape<T, kRows, kColumns>;
+  static constexpr int kV = kVector<T>;
+  static constexpr int kVectors = kRows * kRows / kV;
+  static constexpr bool kOwnMatrix = sizeof(T) * kRows * kColumns > 32;
+  T* tiles;
+  const Substitution<T>& s;
+  const Shape& shape;
+  int64_t first;
+  bool upper;
+  int warp, lane;
+
+  __device__ __forceinline__ bool aligned() const {
+    return s.n % kV == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
+  }
+  __device__ __forceinline__ const T* matrix(int m) const {
+    return s.a_of(min(first + m, s.batch - 1));
+  }
+
+  // Calls visit(m, where, i, k) for each vector of this thread, which begins at row i and column k
+  // of matrix m.
+  template <class Visit>
+  __device__ __forceinline__ void for_each_vector(const Visit& visit) const {
+    int row = 0, column = warp;
+    while (true) {
+      for (; column > row; ++row) column -= row + 1;
+      if (row >= shape.panels) break;
+      const int tile = shape.tile(row, column);
+      const auto at = [&](int m, int v) {
+        const int position = v * kV;
+        visit(m, tiles + m * shape.matrix_pitch() + tile + position, row * kRows + position / kRows,
+              column * kRows + position % kRows);
+      };
+      if constexpr (kOwnMatrix) {
+#pragma unroll 4
+        for (int v = lane % shape.lanes; v < kVectors; v += shape.lanes) at(lane / shape.lanes, v);
+      } else {
+#pragma unroll 4
+        for (int e = lane; e < shape.matrices() * kVectors; e += 32) at(e / kVectors, e % kVectors);
       }
-    } else if (k <= i && upper) {
-      const auto stored = *reinterpret_cast<const Vector<T>*>(a + (n * n - kV - i * n - k));
+      column += shape.panels;
+    }
+  }
+
+  __device__ __forceinline__ void start_copy() const {
+    const int n = s.n;
+    const bool whole = aligned();
+    const T* const own = matrix(lane / shape.lanes);
+    for_each_vector([&](int m, T* to, int i, int k) {
+      const T* const a = kOwnMatrix ? own : matrix(m);
+      if (i >= n) {
+        *reinterpret_cast<Vector<T>*>(to) = Vector<T>{};
+      } else if (!whole) {
+        for (int z = 0; z < kV; ++z) {
+          const int at = i * n + k + z;
+          if (k + z <= i) copy_async(to + z, a + (upper ? n * n - 1 - at : at));
+        }
+      } else if (k <= i) {
+        const int at = i * n + k;
+        copy_async(reinterpret_cast<Vector<T>*>(to),
+                   reinterpret_cast<const Vector<T>*>(a + (upper ? n * n - kV - at : at)));
+      }
+    });
+  }
+
+  // After this thread's copies have arrived.
+  __device__ __forceinline__ void reverse() const {
+    if (!upper || !aligned()) return;
+    for_each_vector([&](int, T* tile, int i, int k) {
+      if (k > i) return;
+      const auto stored = *reinterpret_cast<const Vector<T>*>(tile);
       Vector<T> reversed;
 #pragma unroll
       for (int z = 0; z < kV; ++z) reversed.v[z] = stored.v[kV - 1 - z];
-      *reinterpret_cast<Vector<T>*>(to) = reversed;
-    } else if (k <= i) {
-      copy_async(reinterpret_cast<Vector<T>*>(to),
-                 reinterpret_cast<const Vector<T>*>(a + i * n + k));
-    }
-  };
-  const T* const own_a = matrix(lane / shape.lanes);
-  T* const own = tiles + lane / shape.lanes * shape.matrix_pitch();
-  int row = 0, column = warp;
-  while (true) {
-    for (; column > row; ++row) column -= row + 1;
-    if (row >= shape.panels) break;
-    const int tile = shape.tile(row, column);
-    if constexpr (kOwnMatrix) {
-#pragma unroll 4
-      for (int v = lane % shape.lanes; v < kVectors; v += shape.lanes) {
-        copy(own + tile, own_a, row, column, v);
-      }
-    } else {
-#pragma unroll 4
-      for (int e = lane; e < shape.matrices() * kVectors; e += 32) {
-        const int m = e / kVectors;
-        copy(tiles + m * shape.matrix_pitch() + tile, matrix(m), row, column, e % kVectors);
-      }
-    }
-    column += shape.panels;
+      *reinterpret_cast<Vector<T>*>(tile) = reversed;
+    });
   }
-}
+};
 
-// A warp's panel in global memory. Rows of x are contiguous (column_step is 1) or (x a = b) its
-// columns (row_step is 1 or -1), which are transposed in shared memory.
+// A lane's part of a panel in global memory. Neighbouring columns of a row are neighbours there
+// (column_step is 1), or neighbouring rows of a column (x a = b; row_step is 1 or -1); they move as
+// vectors where these are aligned. Those of rows are of 16 bytes, where a line of memory is looked
+// up for each lane, so two lanes move two of the one's column, then two of the other's.
 template <class T, int kRows, int kColumns>
 struct GlobalPanel {
   using Panel = LanePanel<T, kRows, kColumns>;
   using Columns = typename Panel::Columns;
-  int64_t start, row_step, column_step;  // entry (i, r) of this panel's rows, all columns
-  int64_t column, nrhs;                  // the block's first column
-  int64_t first, batch;                  // its first matrix
-  int rows;                              // of the panel that are real
-  int lanes, lane;
+  static constexpr int kV = kVector<T>;
+  static_assert(kRows % (2 * kV) == 0);
+  int64_t start, row_step, column_step;  // entry (i, z) of the part, from the matrix
+  int rows;                              // of the part that are real; may be more, or none
+  int columns;                           // so, of this part and those right of it
+  bool columns_aligned, rows_aligned;    // as vectors, where the matrices themselves are
 
-  __device__ __forceinline__ bool vectors(const T* matrices) const {
-    return column_step == 1 && nrhs % kColumns == 0 &&
-           reinterpret_cast<uintptr_t>(matrices) % alignof(Columns) == 0;
+  __device__ __forceinline__ bool by_columns(const T* matrices) const {
+    return columns_aligned && reinterpret_cast<uintptr_t>(matrices) % alignof(Columns) == 0;
   }
-  // Calls move(offset from the matrix, matrix, position in y) for each entry.
+  __device__ __forceinline__ bool by_rows(const T* matrices) const {
+    return rows_aligned && reinterpret_cast<uintptr_t>(matrices) % 16 == 0;
+  }
+
+  // Calls move(v, offset) for the two vectors, of rows i and i + kV on in column z, of which this
+  // lane moves v for its neighbour's column or for its own: columns z of the even lane, z +
+  // kColumns of it.
   template <class Move>
-  __device__ __forceinline__ void each(const Move& move) const {
-    const bool columns_fastest = column_step == 1;
-    const int width = lanes * kColumns;
-#pragma unroll 4
-    for (int e = lane; e < kRows * 32 * kColumns; e += 32) {
-      const int i = columns_fastest ? e / (32 * kColumns) : e % kRows;
-      const int position = columns_fastest ? e % (32 * kColumns) : e / kRows;
-      const int64_t r = column + position % width;
-      const int64_t entry = first + position / width;
-      if (i < rows && r < nrhs && entry < batch) {
-        move(start + i * row_step + r * column_step, entry, i * Panel::kPitch + position);
+  __device__ __forceinline__ void move_pair(int i, int z, const Move& move) const {
+    const bool odd = threadIdx.x % 2 != 0;
+    const int row = odd ? i + kV : i;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      const int column = (odd ? s - 1 : s) * kColumns + z;
+      if (row < rows && column < columns) {
+        move(s, start + column * column_step + (row_step > 0 ? row : 1 - kV - row));
       }
     }
   }
+  // (v[0], v[1]) of an even lane and its neighbour's as a 2x2 matrix, transposed.
+  static __device__ __forceinline__ void transpose(Vector<T> (&v)[2]) {
+    const bool odd = threadIdx.x % 2 != 0;
+#pragma unroll
+    for (int q = 0; q < kV; ++q) {
+      const T other = shuffle_xor(odd ? v[0].v[q] : v[1].v[q], 1);
+      v[0].v[q] = odd ? other : v[0].v[q];
+      v[1].v[q] = odd ? v[1].v[q] : other;
+    }
+  }
 
-  __device__ __forceinline__ void load(Panel& panel, const Substitution<T>& s, T* own, T* y) const {
-    if (vectors(s.b)) {
-      const int64_t entry = min(first + lane / lanes, batch - 1);
-      const int64_t r = column + lane % lanes * kColumns;
-      const T* const b = s.b_of(entry) + start + r;
+  __device__ __forceinline__ void load(Panel& panel, const T* matrices, const T* b) const {
+    if (by_columns(matrices)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        Columns columns{};
-        if (i < rows && r < nrhs) {
-          columns = *reinterpret_cast<const Columns*>(b + i * row_step);
+        Columns row{};
+        if (i < rows && columns > 0) {
+          row = *reinterpret_cast<const Columns*>(b + start + i * row_step);
         }
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) panel.c[i][z] = columns.v[z];
+        for (int z = 0; z < kColumns; ++z) panel.c[i][z] = row.v[z];
       }
-      return;
-    }
-    if (kColumns > 1 && column_step == 1) {
-      const int64_t entry = min(first + lane / lanes, batch - 1);
-      const int64_t r = column + lane % lanes * kColumns;
-      const T* const b = s.b_of(entry) + start + r;
+    } else if (by_rows(matrices)) {
+#pragma unroll
+      for (int z = 0; z < kColumns; ++z) {
+#pragma unroll
+        for (int i = 0; i < kRows; i += 2 * kV) {
+          Vector<T> v[2] = {};
+          move_pair(i, z, [&](int s, int64_t offset) {
+            v[s] = *reinterpret_cast<const Vector<T>*>(b + offset);
+          });
+          transpose(v);
+#pragma unroll
+          for (int q = 0; q < 2 * kV; ++q) {
+            const T(&entries)[kV] = v[q / kV].v;
+            panel.c[i + q][z] = row_step > 0 ? entries[q % kV] : entries[kV - 1 - q % kV];
+          }
+        }
+      }
+    } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
         for (int z = 0; z < kColumns; ++z) {
-          panel.c[i][z] = i < rows && r + z < nrhs ? b[i * row_step + z] : T(0);
+          const bool real = i < rows && z < columns;
+          panel.c[i][z] = real ? b[start + i * row_step + z * column_step] : T(0);
         }
       }
-      return;
     }
-    for (int e = lane; e < kRows * Panel::kPitch; e += 32) y[e] = T(0);
-    __syncwarp();
-    each([&](int64_t offset, int64_t entry, int position) { y[position] = s.b_of(entry)[offset]; });
-    __syncwarp();
-    panel.get(own);
   }
 
-  __device__ __forceinline__ void store(const Panel& panel, const Substitution<T>& s, T* own,
-                                        T* y) const {
-    const int64_t entry = first + lane / lanes;
-    const int64_t r = column + lane % lanes * kColumns;
-    if (vectors(s.x)) {
-      T* const x = s.x_of(entry) + start + r;
+  __device__ __forceinline__ void store(const Panel& panel, const T* matrices, T* x) const {
+    if (by_columns(matrices)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        Columns columns;
+        Columns row;
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) columns.v[z] = panel.c[i][z];
-        if (i < rows && r < nrhs && entry < batch) {
-          *reinterpret_cast<Columns*>(x + i * row_step) = columns;
+        for (int z = 0; z < kColumns; ++z) row.v[z] = panel.c[i][z];
+        if (i < rows && columns > 0) {
+          *reinterpret_cast<Columns*>(x + start + i * row_step) = row;
         }
       }
-      return;
-    }
-    if (kColumns > 1 && column_step == 1) {
-      T* const x = s.x_of(entry) + start + r;
+    } else if (by_rows(matrices)) {
+#pragma unroll
+      for (int z = 0; z < kColumns; ++z) {
+#pragma unroll
+        for (int i = 0; i < kRows; i += 2 * kV) {
+          Vector<T> v[2];
+#pragma unroll
+          for (int q = 0; q < kV; ++q) {
+            v[0].v[q] = row_step > 0 ? panel.c[i + q][z] : panel.c[i + kV - 1 - q][z];
+            v[1].v[q] = row_step > 0 ? panel.c[i + kV + q][z] : panel.c[i + 2 * kV - 1 - q][z];
+          }
+          transpose(v);
+          move_pair(i, z, [&](int s, int64_t offset) {
+            *reinterpret_cast<Vector<T>*>(x + offset) = v[s];
+          });
+        }
+      }
+    } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
         for (int z = 0; z < kColumns; ++z) {
-          if (i < rows && r + z < nrhs && entry < batch) x[i * row_step + z] = panel.c[i][z];
+          if (i < rows && z < columns) x[start + i * row_step + z * column_step] = panel.c[i][z];
         }
       }
-      return;
     }
-    __syncthreads();  // no warp reads y any more
-    panel.put(own);
-    __syncwarp();
-    each([&](int64_t offset, int64_t entry, int position) { s.x_of(entry)[offset] = y[position]; });
   }
 };
 
@@ -375,8 +423,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   const bool by_rows = rows_contiguous(system);
   const bool upper = by_rows == (system.a_start != 0);
   T* const y = tiles + shape.y_offset();
-  T* const panel_y = y + warp * kRows * Shape::kPitch;
-  T* const own = panel_y + lane * kColumns;
+  T* const own = y + warp * kRows * Shape::kPitch + lane * kColumns;
   Divisor<T>* const divisors =
       reinterpret_cast<Divisor<T>*>(tiles + shape.elements()) + warp * shape.matrices() * kRows;
   const T* const l = tiles + matrix * shape.matrix_pitch();
@@ -384,24 +431,28 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   const int64_t item = blockIdx.x;
   const int64_t group = item / column_groups;
   const int64_t first = group * shape.matrices();
-  load_tiles(tiles, s, shape, first, upper, warp, lane);
+  const TileLoader<T, kRows, kColumns> loader{tiles, s, shape, first, upper, warp, lane};
+  loader.start_copy();
   commit_copies();
 
+  const int64_t entry = first + matrix;
+  const int64_t column =
+      ((item - group * column_groups) * shape.lanes + lane % shape.lanes) * kColumns;
   GlobalPanel<T, kRows, kColumns> global;
   global.row_step = by_rows ? system.x_row : -system.x_row;
   global.column_step = system.x_col;
-  global.start =
-      system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row) + warp * kRows * global.row_step;
-  global.column = (item - group * column_groups) * shape.lanes * kColumns;
-  global.nrhs = s.nrhs;
-  global.first = first;
-  global.batch = s.batch;
+  global.start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row) +
+                 warp * kRows * global.row_step + column * global.column_step;
   global.rows = s.n - warp * kRows;
-  global.lanes = shape.lanes;
-  global.lane = lane;
+  // Counted to the end of the neighbour's; of no matrix there are none.
+  global.columns =
+      entry < s.batch ? static_cast<int>(min(s.nrhs - column, int64_t{2 * kColumns})) : INT_MIN;
+  global.columns_aligned = global.column_step == 1 && s.nrhs % kColumns == 0;
+  global.rows_aligned = (global.row_step == 1 || global.row_step == -1) && s.n % kVector<T> == 0;
   Panel panel;
-  global.load(panel, s, own, panel_y);
+  global.load(panel, s.b, s.b_of(entry));
   wait_for_copies<0>();
+  loader.reverse();
   __syncthreads();
 
   for (int e = lane; e < shape.matrices() * kRows; e += 32) {
@@ -435,7 +486,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
       if (!ascending && warp < j) panel.subtract_columns(l + shape.tile(j, warp), y_j);
     }
   }
-  global.store(panel, s, own, panel_y);
+  global.store(panel, s.x, s.x_of(entry));
 }
 
 }  // namespace jax_batched::cuda
