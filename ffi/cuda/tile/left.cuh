@@ -442,17 +442,48 @@ struct LeftFactor : PivotBlock {
       }
       return;
     }
-    const int column = moved_column(upper);
+    if (!upper) {
+      // The same, but pairs begin at the odd columns of every other row.
+      const int pair = lane() % 4, right = lane() / 4 % 2;
+      const int row = lane() / 8 % 2 + 2 * (lane() / 16 ^ right), r = 8 * p + row;
+      double* const to = l + r * n;
+      int c = 16 * worker + 8 * right + 2 * pair;
+      c -= reinterpret_cast<uintptr_t>(to) / sizeof(double) % 2;
+      const double* first = tile(p, 0) + (c >> 3) * kTile + at(row, c & 7);
+      const double* second = tile(p, 0) + ((c + 1) >> 3) * kTile + at(row, (c + 1) & 7);
+#pragma unroll 1
+      for (; c < n; c += 16 * kWarps) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int i = r + 4 * e;
+          if (i >= n) continue;
+          Pair<double> v{0, 0};
+          if (c >= 0 && c <= i) v.a = first[16 * e];
+          if (c + 1 <= i) v.b = second[16 * e];
+          double* const entry = to + 4 * e * n + c;
+          if (c >= 0 && c + 1 < n) {
+            *reinterpret_cast<Pair<double>*>(entry) = v;
+          } else if (c >= 0) {
+            entry[0] = v.a;
+          } else {
+            entry[1] = v.b;
+          }
+        }
+        first += 2 * kWarps * kTile;
+        second += 2 * kWarps * kTile;
+      }
+      return;
+    }
+    const int column = moved_column(true);
 #pragma unroll 1
     for (int j = worker; j < tiles; j += kWarps) {
-      const double* from = (upper ? tile(j, p) : tile(p, j)) + at(0, column);
+      const double* from = tile(j, p) + at(0, column);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int r = moved_row(upper, e);
-        const int i = 8 * p + (upper ? column : r), k = 8 * j + (upper ? r : column);
+        const int r = moved_row(true, e);
+        const int i = 8 * p + column, k = 8 * j + r;
         if (i >= n || k >= n) continue;
-        const bool zero = upper ? j < p : j > p;
-        l[i * n + k] = zero ? 0 : from[4 * r];
+        l[i * n + k] = j < p ? 0 : from[4 * r];
       }
     }
   }
