@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <string_view>
+#include <type_traits>
 
 #include "ffi/cuda/substitution_tiers.h"
 #include "ffi/cuda/tile/launch.cuh"
@@ -126,8 +127,12 @@ cudaError_t launch_panels_shape(cudaStream_t stream, const Substitution<T>& s, i
   if (bytes > limit) return kDoesNotFit;
   const int64_t groups = (s.batch + shape.matrices() - 1) / shape.matrices();
   const int64_t column_groups = (s.nrhs + lanes * kColumns - 1) / (lanes * kColumns);
-  return launch<&panels_substitution<T, kRows, kColumns>>(
-      stream, groups * column_groups, 1, 32 * shape.panels, bytes, s, sweeps, shape, column_groups);
+  const auto launch_for = [&](auto transposed) {
+    return launch<&panels_substitution<T, kRows, kColumns, decltype(transposed)::value>>(
+        stream, groups * column_groups, 1, 32 * shape.panels, bytes, s, sweeps, shape,
+        column_groups);
+  };
+  return s.first.x_col == 1 ? launch_for(std::false_type{}) : launch_for(std::true_type{});
 }
 
 template <class T, size_t kTier = 0>

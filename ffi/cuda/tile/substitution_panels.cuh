@@ -277,11 +277,11 @@ struct TileLoader {
   }
 };
 
-// A lane's part of a panel in global memory. Neighbouring columns of a row are neighbours there
-// (column_step is 1), or neighbouring rows of a column (x a = b; row_step is 1 or -1); they move as
+// A lane's part of a panel in global memory. Neighbouring columns of a row are neighbours there,
+// or, kTransposed (x a = b), neighbouring rows of a column, forwards or backwards; they move as
 // vectors where these are aligned. Those of rows are of 16 bytes, where a line of memory is looked
 // up for each lane, so two lanes move two of the one's column, then two of the other's.
-template <class T, int kRows, int kColumns>
+template <class T, int kRows, int kColumns, bool kTransposed>
 struct GlobalPanel {
   using Panel = LanePanel<T, kRows, kColumns>;
   using Columns = typename Panel::Columns;
@@ -290,27 +290,28 @@ struct GlobalPanel {
   int64_t start, row_step, column_step;  // entry (i, z) of the part, from the matrix
   int rows;                              // of the part that are real; may be more, or none
   int columns;                           // so, of this part and those right of it
-  bool columns_aligned, rows_aligned;    // as vectors, where the matrices themselves are
+  bool aligned;                          // the vectors, where the matrices themselves are
 
-  __device__ __forceinline__ bool by_columns(const T* matrices) const {
-    return columns_aligned && reinterpret_cast<uintptr_t>(matrices) % alignof(Columns) == 0;
+  __device__ __forceinline__ int64_t at(int i, int z) const {
+    return start + i * row_step + (kTransposed ? z * column_step : z);
   }
-  __device__ __forceinline__ bool by_rows(const T* matrices) const {
-    return rows_aligned && reinterpret_cast<uintptr_t>(matrices) % 16 == 0;
+  __device__ __forceinline__ bool by_vectors(const T* matrices) const {
+    constexpr int kBytes = kTransposed ? sizeof(Vector<T>) : alignof(Columns);
+    return aligned && reinterpret_cast<uintptr_t>(matrices) % kBytes == 0;
   }
 
   // Calls move(v, offset) for the two vectors, of rows i and i + kV on in column z, of which this
-  // lane moves v for its neighbour's column or for its own: columns z of the even lane, z +
-  // kColumns of it.
+  // lane moves v for its neighbour's column or for its own: first z of the even lane, then of the
+  // odd one.
   template <class Move>
   __device__ __forceinline__ void move_pair(int i, int z, const Move& move) const {
     const bool odd = threadIdx.x % 2 != 0;
     const int row = odd ? i + kV : i;
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const int column = (odd ? s - 1 : s) * kColumns + z;
+    for (int v = 0; v < 2; ++v) {
+      const int column = (odd ? v - 1 : v) * kColumns + z;
       if (row < rows && column < columns) {
-        move(s, start + column * column_step + (row_step > 0 ? row : 1 - kV - row));
+        move(v, start + column * column_step + (row_step > 0 ? row : 1 - kV - row));
       }
     }
   }
@@ -326,24 +327,22 @@ struct GlobalPanel {
   }
 
   __device__ __forceinline__ void load(Panel& panel, const T* matrices, const T* b) const {
-    if (by_columns(matrices)) {
+    if (!by_vectors(matrices)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        Columns row{};
-        if (i < rows && columns > 0) {
-          row = *reinterpret_cast<const Columns*>(b + start + i * row_step);
-        }
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) panel.c[i][z] = row.v[z];
+        for (int z = 0; z < kColumns; ++z) {
+          panel.c[i][z] = i < rows && z < columns ? b[at(i, z)] : T(0);
+        }
       }
-    } else if (by_rows(matrices)) {
+    } else if constexpr (kTransposed) {
 #pragma unroll
       for (int z = 0; z < kColumns; ++z) {
 #pragma unroll
         for (int i = 0; i < kRows; i += 2 * kV) {
           Vector<T> v[2] = {};
-          move_pair(i, z, [&](int s, int64_t offset) {
-            v[s] = *reinterpret_cast<const Vector<T>*>(b + offset);
+          move_pair(i, z, [&](int of, int64_t offset) {
+            v[of] = *reinterpret_cast<const Vector<T>*>(b + offset);
           });
           transpose(v);
 #pragma unroll
@@ -356,27 +355,24 @@ struct GlobalPanel {
     } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
+        Columns row{};
+        if (i < rows && columns > 0) row = *reinterpret_cast<const Columns*>(b + at(i, 0));
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) {
-          const bool real = i < rows && z < columns;
-          panel.c[i][z] = real ? b[start + i * row_step + z * column_step] : T(0);
-        }
+        for (int z = 0; z < kColumns; ++z) panel.c[i][z] = row.v[z];
       }
     }
   }
 
   __device__ __forceinline__ void store(const Panel& panel, const T* matrices, T* x) const {
-    if (by_columns(matrices)) {
+    if (!by_vectors(matrices)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        Columns row;
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) row.v[z] = panel.c[i][z];
-        if (i < rows && columns > 0) {
-          *reinterpret_cast<Columns*>(x + start + i * row_step) = row;
+        for (int z = 0; z < kColumns; ++z) {
+          if (i < rows && z < columns) x[at(i, z)] = panel.c[i][z];
         }
       }
-    } else if (by_rows(matrices)) {
+    } else if constexpr (kTransposed) {
 #pragma unroll
       for (int z = 0; z < kColumns; ++z) {
 #pragma unroll
@@ -388,25 +384,25 @@ struct GlobalPanel {
             v[1].v[q] = row_step > 0 ? panel.c[i + kV + q][z] : panel.c[i + 2 * kV - 1 - q][z];
           }
           transpose(v);
-          move_pair(i, z, [&](int s, int64_t offset) {
-            *reinterpret_cast<Vector<T>*>(x + offset) = v[s];
+          move_pair(i, z, [&](int of, int64_t offset) {
+            *reinterpret_cast<Vector<T>*>(x + offset) = v[of];
           });
         }
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
+        Columns row;
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) {
-          if (i < rows && z < columns) x[start + i * row_step + z * column_step] = panel.c[i][z];
-        }
+        for (int z = 0; z < kColumns; ++z) row.v[z] = panel.c[i][z];
+        if (i < rows && columns > 0) *reinterpret_cast<Columns*>(x + at(i, 0)) = row;
       }
     }
   }
 };
 
 // Work item: (matrices of a block, group of columns), the group running fastest.
-template <class T, int kRows, int kColumns>
+template <class T, int kRows, int kColumns, bool kTransposed>
 __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPanels,
                                   PanelsShape<T, kRows, kColumns>::kMinBlocks)
     panels_substitution(const Substitution<T> s, const int sweeps,
@@ -438,7 +434,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   const int64_t entry = first + matrix;
   const int64_t column =
       ((item - group * column_groups) * shape.lanes + lane % shape.lanes) * kColumns;
-  GlobalPanel<T, kRows, kColumns> global;
+  GlobalPanel<T, kRows, kColumns, kTransposed> global;
   global.row_step = by_rows ? system.x_row : -system.x_row;
   global.column_step = system.x_col;
   global.start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row) +
@@ -447,8 +443,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   // Counted to the end of the neighbour's; of no matrix there are none.
   global.columns =
       entry < s.batch ? static_cast<int>(min(s.nrhs - column, int64_t{2 * kColumns})) : INT_MIN;
-  global.columns_aligned = global.column_step == 1 && s.nrhs % kColumns == 0;
-  global.rows_aligned = (global.row_step == 1 || global.row_step == -1) && s.n % kVector<T> == 0;
+  global.aligned = kTransposed ? s.n % kVector<T> == 0 : s.nrhs % kColumns == 0;
   Panel panel;
   global.load(panel, s.b, s.b_of(entry));
   wait_for_copies<0>();
