@@ -61,8 +61,9 @@ struct BlockFactor {
   using Piece = std::conditional_t<kAccess == Access::kVectors, Vector<T>, T>;
   static constexpr int kPiece = static_cast<int>(sizeof(Piece) / sizeof(T));
   static constexpr bool kTensor = kCompensated || std::is_same_v<T, double>;
-  // Rows of L come back as the vectors that cover them, so that every other row begins at the
-  // second place in shared memory. (Doubles of odd n; operands are read as two numbers then.)
+  // Rows of L come back as the vectors that cover them, with a neighbour at one end or both, so
+  // that every other row begins at the second place in shared memory. (Doubles of odd n; operands
+  // are read as two numbers then.)
   static constexpr bool kShifted = kAccess == Access::kElements && std::is_same_v<T, double>;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
