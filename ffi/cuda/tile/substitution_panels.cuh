@@ -6,7 +6,7 @@
 // kColumns columns and one of y kRows rows:
 //   c_I <- c_I - M(I, J) y_J  for the panels J < I, in turn,  then  y_I = M(I, I)^-1 c_I,
 // which goes through shared memory to the warps after I. While one of them solves, the others still
-// subtract. Both of a lane's parts are of its own columns.
+// subtract. The y that a lane reads was written by the same lane of another warp.
 #pragma once
 
 #include <climits>
@@ -24,7 +24,7 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
 };
 
 // Shared memory: the triangle of each matrix as a triangle of tiles of L (substitution_warp.cuh)
-// in the order of rows, each tile row by row; the divisors; y.
+// in the order of rows, each tile row by row; y; the divisors.
 template <class T, int kRows, int kColumns>
 struct PanelsShape {
   static constexpr int kMaxPanels = sizeof(T) == 4 && kRows == 16 ? 12 : 16;
