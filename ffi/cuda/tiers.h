@@ -38,7 +38,7 @@ struct Tier {
   int capability = 0;             // needs a GPU of this compute capability or a later one
   bool fast = false;              // serves only accuracy="fast" ("block": compensated products)
   int row_tiles = 0;              // of a warp ("block"); 0: what suits most sizes
-  int ragged_blocks = 0;          // min_blocks where rows are no whole vectors ("block"); 0: as it
+  int ragged_blocks = 0;  // min_blocks where rows are no whole vectors ("block"); 0: the same
 
   // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
   constexpr bool has_name(std::string_view name) const {

@@ -115,6 +115,7 @@ struct BlockFactor {
       return pair;
     }
   }
+  // kWhole: the pair is aligned as one.
   template <bool kWhole = true>
   static __device__ __forceinline__ TensorOperand load_operand(const T* pair) {
     if constexpr (kWhole) {
@@ -124,7 +125,6 @@ struct BlockFactor {
     }
   }
 
-  // kWhole: pairs are where whole ones may be.
   template <bool kWhole = true>
   static __device__ __forceinline__ void load_left(Left& a, const T* rows, int stride) {
 #pragma unroll

@@ -196,7 +196,7 @@ struct LanePanel {
 // Copies the triangles of a block's matrices, first and the next ones, to shared memory; zeros in
 // rows from n on. Vectors whose order is the reverse arrive as they are: call reverse() after that.
 // Lanes copy the matrix that they work on, so that each looks up one. For the smallest shape that
-// takes registers which more blocks need: there the warp copies one matrix after the other.
+// takes registers which more blocks need: there the whole warp goes through the matrices.
 template <class T, int kRows, int kColumns>
 struct TileLoader {
   using Shape = PanelsShape<T, kRows, kColumns>;
@@ -440,7 +440,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   global.start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row) +
                  warp * kRows * global.row_step + column * global.column_step;
   global.rows = s.n - warp * kRows;
-  // Counted to the end of the neighbour's; of no matrix there are none.
+  // As far as move_pair looks; a lane without a matrix has none.
   global.columns =
       entry < s.batch ? static_cast<int>(min(s.nrhs - column, int64_t{2 * kColumns})) : INT_MIN;
   global.aligned = kTransposed ? s.n % kVector<T> == 0 : s.nrhs % kColumns == 0;
