@@ -28,7 +28,7 @@ SIZES = {
     "rows": (9, 16, 17, 23, 30, 32, 33, 48),
     "warp": (3, 9, 16, 17, 23, 32, 33, 48, 50, 64, 81, 100, 128),
     "tiles": (33, 40, 47, 50, 57, 64),
-    "resident": (49, 56, 57, 63, 64, 65, 72),
+    "resident": (3, 17, 24, 31, 33, 48, 49, 56, 63, 64, 65, 72, 81, 96, 107, 112, 121, 128),
     "beside": (89, 93, 96, 121, 127, 128),
     "halves": (25, 31, 41, 48, 49, 63, 64, 65, 80, 81, 96, 105, 107, 112, 113, 121, 127, 128),
     "left": (65, 81, 96, 97, 121, 128, 129, 144, 159, 160),
@@ -40,8 +40,8 @@ SIZES = {
     "": (8, 13, 31, 65, 96, 100, 130, 200, 300),
 }
 
-# Numbers of right-hand sides, where not 1 and 5: each shape of "panels" serves others.
-NRHS = {"panels": (5, 15, 16, 31, 32, 40, 41)}
+# Numbers of right-hand sides, where not 1 and 5: shapes of these kernels serve different ones.
+NRHS = {"panels": (5, 15, 16, 31, 32, 40, 41), "resident": (5, 16, 23, 70)}
 
 # With accuracy="fast", of float32.
 FAST_SIZES = (130, 200)

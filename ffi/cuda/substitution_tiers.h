@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 
 #include "ffi/common/problem.h"
@@ -52,12 +53,30 @@ inline constexpr PanelsSubstitutionTier kPanelsSubstitutionTiers[] = {
     {DType::kFloat32, kAny, 192, 16, 2, 32},
 
     {DType::kFloat64, 8, 96, 8, 1, 8},       {DType::kFloat64, 16, 128, 8, 1, 16},
-    {DType::kFloat64, 32, 96, 8, 1, 32},     {DType::kFloat64, 32, 128, 16, 2, 16},
-    {DType::kFloat64, kAny, 48, 8, 1, 16},   {DType::kFloat64, kAny, 128, 16, 2, 32},
+    {DType::kFloat64, 32, 96, 8, 1, 32},     {DType::kFloat64, kAny, 48, 8, 1, 16},
+    {DType::kFloat64, kAny, 128, 8, 1, 32},
 };
 // Compiled for the real dtypes.
 constexpr int panels_substitution_max_n(DType dtype) {
   return dtype == DType::kFloat32 ? 192 : dtype == DType::kFloat64 ? 128 : 0;
+}
+
+// "resident": a warp takes 8 columns in each of so many parts, in so many tiles of 8 rows; the
+// registers are capped for so many blocks of 4 warps. The first that fits serves.
+struct ResidentSubstitutionTier {
+  int64_t max_nrhs;
+  int tiles;
+  int parts;
+  int min_blocks;
+};
+inline constexpr ResidentSubstitutionTier kResidentSubstitutionTiers[] = {
+    {kAny, 3, 4, 5},  {16, 4, 2, 5},    {kAny, 4, 4, 4},  {16, 6, 2, 4},
+    {32, 6, 4, 3},    {kAny, 6, 2, 4},  {kAny, 8, 2, 4},  {kAny, 10, 2, 3},
+    {kAny, 12, 2, 3}, {kAny, 14, 2, 3}, {kAny, 16, 2, 2},
+};
+// Compiled for float64, whose tensor cores do IEEE FMAs.
+constexpr int resident_substitution_max_n(DType dtype) {
+  return dtype == DType::kFloat64 ? 8 * std::end(kResidentSubstitutionTiers)[-1].tiles : 0;
 }
 
 // The largest n that a kernel serves; 0 if it is not compiled for the dtype.
@@ -65,11 +84,12 @@ constexpr int64_t substitution_max_n(DType dtype, std::string_view kernel) {
   if (kernel == "thread") return thread_substitution_max_n(dtype);
   if (kernel == "warp") return warp_substitution_max_n(dtype);
   if (kernel == "panels") return panels_substitution_max_n(dtype);
+  if (kernel == "resident") return resident_substitution_max_n(dtype);
   return kSubstitutionMaxN;
 }
 
-inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp", "stream", "panels",
-                                                            "columns"};
+inline constexpr std::string_view kSubstitutionKernels[] = {"thread",   "warp",   "stream",
+                                                            "resident", "panels", "columns"};
 
 // Right-hand sides that "warp" and "stream" take at a time.
 constexpr int substitution_columns(int64_t nrhs, bool complex) {
@@ -128,7 +148,7 @@ struct SubstitutionTier {
 
 // As measured on an H100, 512 MiB of matrices, n = 4..512, nrhs = 1..32 and n; "panels" and what it
 // replaces with 256 MiB, n = 8..256, nrhs = 2..64 and n. The rows of one and two right-hand sides
-// between "warp" and "stream", and "stream" to 8 of them at 105..128, on an H200.
+// between "warp" and "stream", "stream" to 8 of them at 105..128, and "resident" on an H200.
 inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat32, 0, 7, 64, "thread"},
     {DType::kFloat32, 0, 8, 4, "thread"},
@@ -154,20 +174,20 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
 
     {DType::kFloat64, 0, 7, 64, "thread"},
     {DType::kFloat64, 0, 8, 4, "thread"},
-    {DType::kFloat64, 0, 8, kAny, "panels"},
-    {DType::kFloat64, 0, 8, 64, "thread"},  // transposed, not in whole vectors
     {DType::kFloat64, 1, 56, 1, "warp"},
     {DType::kFloat64, 2, 61, 1, "warp"},
     {DType::kFloat64, 0, 2048, 1, "stream"},
     {DType::kFloat64, 0, 64, 4, "warp"},
     {DType::kFloat64, 0, 128, 4, "stream"},
-    {DType::kFloat64, 0, 96, 32, "panels"},
-    {DType::kFloat64, 0, 64, 16, "warp"},  // transposed, not in whole vectors
+    {DType::kFloat64, 0, 16, kAny, "panels"},
+    {DType::kFloat64, 0, 16, 16, "warp"},  // transposed, not in whole vectors
+    {DType::kFloat64, 0, 24, 16, "panels"},
+    {DType::kFloat64, 0, 40, 8, "panels"},
+    {DType::kFloat64, 0, 96, kAny, "resident"},
     {DType::kFloat64, 0, 128, 8, "stream"},
+    {DType::kFloat64, 0, 112, kAny, "resident"},
     {DType::kFloat64, 0, 128, 16, "panels"},
-    {DType::kFloat64, 1, 48, kAny, "panels"},
-    {DType::kFloat64, 2, 128, 64, "panels"},
-    {DType::kFloat64, 2, 96, kAny, "panels"},
+    {DType::kFloat64, 0, 128, kAny, "resident"},
     {DType::kFloat64, 0, 320, 8, "stream"},
     {DType::kFloat64, 2, 320, 16, "stream"},
     {DType::kFloat64, 0, 320, kAny, "columns"},

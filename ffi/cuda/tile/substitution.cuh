@@ -11,6 +11,7 @@
 //   warp     8 to 32 lanes per matrix; the triangle in shared memory                  few columns
 //   stream   a warp per matrix; the triangle streamed through shared memory           few columns
 //   panels   a warp per 8 or 16 rows of the right-hand sides, in its registers       many columns
+//   resident a warp per 16 or 32 columns, in its registers as fragments; float64     many columns
 //   columns  a thread per column; blocks of the triangle shared by 32 or more columns many columns
 //
 // A conjugated M is never formed: conj(M) y = c if and only if M conj(y) = conj(c), with the same

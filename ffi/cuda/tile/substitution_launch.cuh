@@ -10,6 +10,7 @@
 #include "ffi/cuda/tile/launch.cuh"
 #include "ffi/cuda/tile/substitution_columns.cuh"
 #include "ffi/cuda/tile/substitution_panels.cuh"
+#include "ffi/cuda/tile/substitution_resident.cuh"
 #include "ffi/cuda/tile/substitution_stream.cuh"
 #include "ffi/cuda/tile/substitution_thread.cuh"
 #include "ffi/cuda/tile/substitution_warp.cuh"
@@ -155,6 +156,38 @@ cudaError_t launch_panels_tier(cudaStream_t stream, const Substitution<T>& s, in
   }
 }
 
+template <size_t kTier = 0>
+cudaError_t launch_resident_tier(cudaStream_t stream, const Substitution<double>& s, int sweeps) {
+  if constexpr (kTier == std::size(kResidentSubstitutionTiers)) {
+    return kDoesNotFit;
+  } else {
+    constexpr ResidentSubstitutionTier kShape = kResidentSubstitutionTiers[kTier];
+    if (s.nrhs > kShape.max_nrhs || s.n > 8 * kShape.tiles) {
+      return launch_resident_tier<kTier + 1>(stream, s, sweeps);
+    }
+    using Shape = ResidentSubstitutionShape<kShape.tiles, kShape.parts>;
+    const int64_t all_warps = (s.nrhs + Shape::kColumns - 1) / Shape::kColumns;
+    const int64_t column_groups = (all_warps + Shape::kMaxWarps - 1) / Shape::kMaxWarps;
+    const int warps = static_cast<int>((all_warps + column_groups - 1) / column_groups);
+    return launch<&resident_substitution<kShape.tiles, kShape.parts, kShape.min_blocks>>(
+        stream, s.batch * column_groups, 1, 32 * warps, Shape::shared_bytes(warps), s, sweeps,
+        column_groups);
+  }
+}
+
+// kDoesNotFit before sm_80, which has no tensor cores for doubles.
+template <class T>
+cudaError_t launch_resident_substitution(cudaStream_t stream, const Substitution<T>& s,
+                                         int sweeps) {
+  if constexpr (resident_substitution_max_n(kDTypeOf<T>) > 0) {
+    int capability = 0;
+    const cudaError_t error = compute_capability(&capability);
+    if (error != cudaSuccess) return error;
+    if (capability >= 80) return launch_resident_tier(stream, s, sweeps);
+  }
+  return kDoesNotFit;
+}
+
 template <class T, int kSweeps, int kBlock>
 cudaError_t launch_columns_blocks(cudaStream_t stream, const Substitution<T>& s) {
   using Shape = ColumnsSubstitutionShape<T, kBlock>;
@@ -182,6 +215,7 @@ cudaError_t launch_sweeps_substitution(cudaStream_t stream, const Substitution<T
   if (kernel == "warp") return launch_warp_substitution<T>(stream, s, sweeps, limit);
   if (kernel == "stream") return launch_stream_tier<T>(stream, s, sweeps, limit);
   if (kernel == "panels") return launch_panels_tier<T>(stream, s, sweeps, limit);
+  if (kernel == "resident") return launch_resident_substitution(stream, s, sweeps);
   return cudaErrorInvalidValue;
 }
 
