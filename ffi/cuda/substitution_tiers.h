@@ -108,10 +108,10 @@ struct StreamSubstitutionTier {
 };
 inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
     {DType::kFloat32, 1, 1, kAny, 2},    {DType::kFloat32, 1, 2, 96, 2},
-    {DType::kFloat32, 1, 2, 144, 3},     {DType::kFloat32, 1, 2, 232, 4},
-    {DType::kFloat32, 1, 2, 480, 6},     {DType::kFloat32, 1, 2, kAny, 5},
-    {DType::kFloat32, 2, 0, kAny, 2},    {DType::kFloat32, 4, 0, 320, 2},
-    {DType::kFloat32, 4, 0, kAny, 4},
+    {DType::kFloat32, 1, 2, 144, 3},     {DType::kFloat32, 1, 2, 176, 4},
+    {DType::kFloat32, 1, 2, 232, 5},     {DType::kFloat32, 1, 2, 360, 6},
+    {DType::kFloat32, 1, 2, kAny, 5},    {DType::kFloat32, 2, 0, kAny, 2},
+    {DType::kFloat32, 4, 0, 320, 2},     {DType::kFloat32, 4, 0, kAny, 4},
 
     {DType::kFloat64, 1, 1, kAny, 2},    {DType::kFloat64, 1, 2, 176, 2},
     {DType::kFloat64, 1, 2, 320, 4},     {DType::kFloat64, 1, 2, kAny, 2},

@@ -204,6 +204,8 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 25, 32, "rows", 4, false, 1, 0},
     {DType::kFloat64, 33, 40, "tiles", 1, false, 1, 0},
     {DType::kFloat64, 41, 48, "tiles", 1, false, 1, 0},
+    {DType::kFloat64, 33, 40, "resident", 1, false, 1, 0},
+    {DType::kFloat64, 41, 48, "resident", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "resident", 1, false, 1, 0},
     {DType::kFloat64, 57, 64, "resident", 1, false, 1, 0},
     {DType::kFloat64, 65, 72, "resident", 1, false, 1, 0},
