@@ -239,7 +239,7 @@ def test_info_of_a_general_solve():
 
 @pytest.mark.parametrize(
     ("op", "kernel", "dtype"),
-    ops.by_kernel(ops.SUBSTITUTING, (4, 9, 33), dtypes=("float32",)),
+    ops.by_kernel(ops.SUBSTITUTING, (4, 9, 33), dtypes=("float32", "float64")),
     ids=ops.ids,
 )
 def test_a_bad_factor_spoils_its_own_system_only(op, kernel, dtype):

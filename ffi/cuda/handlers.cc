@@ -129,7 +129,7 @@ void append_substitutions(nb::list& rows, std::string_view operation) {
     for (const std::string_view kernel : kSubstitutionKernels) {
       if (substitution_max_n(dtype, kernel) == 0) continue;
       rows.append(nb::make_tuple(operation, name, kernel, 1, substitution_max_n(dtype, kernel),
-                                 /*capability=*/0, /*fast=*/false));
+                                 substitution_capability(kernel), /*fast=*/false));
     }
   }
 }

@@ -53,7 +53,7 @@ inline constexpr PanelsSubstitutionTier kPanelsSubstitutionTiers[] = {
     {DType::kFloat32, kAny, 192, 16, 2, 32},
 
     {DType::kFloat64, 8, 96, 8, 1, 8},       {DType::kFloat64, 16, 128, 8, 1, 16},
-    {DType::kFloat64, 32, 96, 8, 1, 32},     {DType::kFloat64, kAny, 48, 8, 1, 16},
+    {DType::kFloat64, 32, 48, 8, 1, 32},     {DType::kFloat64, kAny, 48, 8, 1, 16},
     {DType::kFloat64, kAny, 128, 8, 1, 32},
 };
 // Compiled for the real dtypes.
@@ -88,8 +88,13 @@ constexpr int64_t substitution_max_n(DType dtype, std::string_view kernel) {
   return kSubstitutionMaxN;
 }
 
-inline constexpr std::string_view kSubstitutionKernels[] = {"thread",   "warp",   "stream",
-                                                            "resident", "panels", "columns"};
+inline constexpr std::string_view kSubstitutionKernels[] = {"thread", "warp",     "stream",
+                                                            "panels", "resident", "columns"};
+
+// The compute capability that a kernel needs: tensor cores for doubles.
+constexpr int substitution_capability(std::string_view kernel) {
+  return kernel == "resident" ? 80 : 0;
+}
 
 // Right-hand sides that "warp" and "stream" take at a time.
 constexpr int substitution_columns(int64_t nrhs, bool complex) {
@@ -131,7 +136,7 @@ constexpr bool suits_layout(std::string_view kernel, DType dtype, int64_t n, boo
 }
 
 // Where nothing was measured (tuned_tiers.h), the first row with the problem's dtype and sweeps,
-// n <= max_n and nrhs <= max_nrhs serves whose kernel suits the layout.
+// n <= max_n and nrhs <= max_nrhs serves whose kernel suits the layout and the GPU.
 struct SubstitutionTier {
   DType dtype;
   int sweeps;  // as above
@@ -139,10 +144,11 @@ struct SubstitutionTier {
   int64_t max_nrhs;
   std::string_view kernel;
 
-  constexpr bool serves(DType of, int64_t n, int64_t nrhs, int number_of_sweeps,
-                        bool transposed) const {
+  constexpr bool serves(DType of, int64_t n, int64_t nrhs, int number_of_sweeps, bool transposed,
+                        int capability) const {
     return dtype == of && (sweeps == 0 || sweeps == number_of_sweeps) && n <= max_n &&
-           nrhs <= max_nrhs && suits_layout(kernel, dtype, n, transposed);
+           nrhs <= max_nrhs && suits_layout(kernel, dtype, n, transposed) &&
+           substitution_capability(kernel) <= capability;
   }
 };
 
@@ -188,6 +194,7 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat64, 0, 112, kAny, "resident"},
     {DType::kFloat64, 0, 128, 16, "panels"},
     {DType::kFloat64, 0, 128, kAny, "resident"},
+    {DType::kFloat64, 0, 128, kAny, "panels"},  // before sm_80
     {DType::kFloat64, 0, 320, 8, "stream"},
     {DType::kFloat64, 2, 320, 16, "stream"},
     {DType::kFloat64, 0, 320, kAny, "columns"},
@@ -231,7 +238,7 @@ inline std::string_view substitution_kernel(DType dtype, int64_t n, int64_t nrhs
     return tuned;
   }
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
-    if (tier.serves(dtype, n, nrhs, sweeps, transposed)) return tier.kernel;
+    if (tier.serves(dtype, n, nrhs, sweeps, transposed, capability)) return tier.kernel;
   }
   return "columns";
 }

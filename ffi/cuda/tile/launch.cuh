@@ -11,7 +11,7 @@ namespace jax_batched::cuda {
 inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
 inline constexpr int kMaxDevices = 64;
 
-// What a launch returns that asks for more shared memory than the device has.
+// What a launch returns that asks for more (shared memory, most often) than the device has.
 inline constexpr cudaError_t kDoesNotFit = cudaErrorLaunchOutOfResources;
 
 // An attribute of the current device; the driver is asked once per device.

@@ -5,7 +5,8 @@
 // and a solve with a Cholesky factor is two: M, then M^H, which is a sweep from the last row up.
 //
 // All kernels do these operations one by one in this order, j ascending, each an FMA on the running
-// right-hand side. So the bits of a column do not depend on the kernel, nor on the other columns,
+// right-hand side. So the bits of a column do not depend on the kernel, nor on the other columns
+// (but those of a NaN may, which counts as one value),
 // and the choice of a kernel is a matter of speed alone:
 //   thread   a thread per column, 32 matrices of exact size staged in shared memory   n <= 8 or 16
 //   warp     8 to 32 lanes per matrix; the triangle in shared memory                  few columns
@@ -59,6 +60,19 @@ __device__ __forceinline__ int a_offset(const LowerSystem& system, int i, int j)
 // Y(i, r), or C(i, r), as an offset from the matrix.
 __device__ __forceinline__ int64_t x_offset(const LowerSystem& system, int64_t i, int64_t r) {
   return system.x_start + i * system.x_row + r * system.x_col;
+}
+
+// Calls visit(row, column) for the tiles first, first + step, ... of a triangle of tiles, counted
+// row by row.
+template <class Visit>
+__device__ __forceinline__ void for_each_tile(int rows, int first, int step, const Visit& visit) {
+  int row = 0, column = first;
+  while (true) {
+    for (; column > row; ++row) column -= row + 1;
+    if (row >= rows) break;
+    visit(row, column);
+    column += step;
+  }
 }
 
 template <class T>

@@ -175,7 +175,6 @@ cudaError_t launch_resident_tier(cudaStream_t stream, const Substitution<double>
   }
 }
 
-// kDoesNotFit before sm_80, which has no tensor cores for doubles.
 template <class T>
 cudaError_t launch_resident_substitution(cudaStream_t stream, const Substitution<T>& s,
                                          int sweeps) {
@@ -183,7 +182,9 @@ cudaError_t launch_resident_substitution(cudaStream_t stream, const Substitution
     int capability = 0;
     const cudaError_t error = compute_capability(&capability);
     if (error != cudaSuccess) return error;
-    if (capability >= 80) return launch_resident_tier(stream, s, sweeps);
+    if (capability >= substitution_capability("resident")) {
+      return launch_resident_tier(stream, s, sweeps);
+    }
   }
   return kDoesNotFit;
 }
@@ -220,7 +221,7 @@ cudaError_t launch_sweeps_substitution(cudaStream_t stream, const Substitution<T
 }
 
 // Launches the kernel of this name. kDoesNotFit if it does not serve this n, or needs more shared
-// memory than this GPU has.
+// memory or other tensor cores than this GPU has.
 template <class T, int kSweeps>
 cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>& s,
                                       std::string_view kernel) {
@@ -243,7 +244,7 @@ cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
       stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed, capability));
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
     if (error != kDoesNotFit) break;
-    if (tier.serves(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed)) {
+    if (tier.serves(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed, capability)) {
       error = launch_named_substitution<T, kSweeps>(stream, s, tier.kernel);
     }
   }

@@ -27,10 +27,10 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
 // in the order of rows, each tile row by row; y; the divisors.
 template <class T, int kRows, int kColumns>
 struct PanelsShape {
-  static constexpr int kMaxPanels = sizeof(T) == 4 && kRows == 16 ? 12 : 16;
+  static constexpr int kMaxPanels = kRows == 16 ? 12 : 16;
   // Blocks that the register cap is for: while some of their warps wait, those of others work.
   // Uncapped (0), the compiler takes few registers for the other shapes, and many for a cap of 1.
-  static constexpr int kMinBlocks = sizeof(T) == 4 && kColumns == 2 ? 2 : 0;
+  static constexpr int kMinBlocks = kColumns == 2 ? 2 : 0;
   static constexpr int kTile = kRows * kRows;
   static constexpr int kPitch = 33 * kColumns;  // of a row of y; by an odd number of packs
   int panels;
@@ -221,10 +221,7 @@ struct TileLoader {
   // of matrix m.
   template <class Visit>
   __device__ __forceinline__ void for_each_vector(const Visit& visit) const {
-    int row = 0, column = warp;
-    while (true) {
-      for (; column > row; ++row) column -= row + 1;
-      if (row >= shape.panels) break;
+    for_each_tile(shape.panels, warp, shape.panels, [&](int row, int column) {
       const int tile = shape.tile(row, column);
       const auto at = [&](int m, int v) {
         const int position = v * kV;
@@ -238,8 +235,7 @@ struct TileLoader {
 #pragma unroll 4
         for (int e = lane; e < shape.matrices() * kVectors; e += 32) at(e / kVectors, e % kVectors);
       }
-      column += shape.panels;
-    }
+    });
   }
 
   __device__ __forceinline__ void start_copy() const {

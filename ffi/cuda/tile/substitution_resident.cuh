@@ -74,7 +74,9 @@ struct ResidentColumns {
   // columns of the tile in reverse.
   template <bool kDescending>
   __device__ __forceinline__ void subtract(Tile& to, const double* tile, const Tile& y) const {
-    // Of M(I, J), a lane is the operand's row p, which is row 2q' + h of the accumulator.
+    // Row p of this operand becomes column p = 2 q + h of the accumulator, where a lane wants row
+    // q + 4 h of its tile. In k the order is the hardware's own, q and then q + 4, which adds the
+    // products in the order of rows: not that of tensor.cuh, whose sums may take any.
     const int i = p / 2 + 4 * (p % 2);
     Pair<double> m;
     if constexpr (kDescending) {
@@ -183,11 +185,11 @@ struct ResidentColumns {
     }
   }
 
-  // Calls visit(c, inside, offset) for each entry of the columns from `column` + p on, its place in
-  // b and x and whether it is one of theirs.
+  // Calls visit(c, inside, offset) for each element of the columns from `column` + p on, its place
+  // in b and x and whether it is one of theirs.
   template <class Visit>
-  __device__ __forceinline__ void for_each_entry(const Substitution<double>& s, int64_t column,
-                                                 bool reversed, const Visit& visit) {
+  __device__ __forceinline__ void for_each_element(const Substitution<double>& s, int64_t column,
+                                                   bool reversed, const Visit& visit) {
     const LowerSystem& system = s.first;
     const int first = reversed ? 7 - q : q, half = reversed ? -4 : 4;
     int64_t offset = x_offset(system, first, column + p);
@@ -213,17 +215,14 @@ template <class Shape, int kTiles>
 __device__ __forceinline__ void start_tile_copies(double* m, const Substitution<double>& s,
                                                   const double* a) {
   const LowerSystem& system = s.first;
-  const int lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int lane = threadIdx.x % 32;
   const bool by_rows = rows_contiguous(system);
   // Entries e and e + 32 of a tile in the order of memory.
   const int i = by_rows ? lane / 8 : lane % 8, k = by_rows ? lane % 8 : lane / 8;
   const int next_i = by_rows ? i + 4 : i, next_k = by_rows ? k : k + 4;
   const double* const from = a + a_offset(system, i, k);
   const int next = a_offset(system, next_i - i, next_k - k);
-  int row = 0, column = threadIdx.x / 32;
-  while (true) {
-    for (; column > row; ++row) column -= row + 1;
-    if (row >= kTiles) break;
+  for_each_tile(kTiles, threadIdx.x / 32, blockDim.x / 32, [&](int row, int column) {
     double* const tile = m + Shape::tile(row, column);
     const double* const corner = from + a_offset(system, 8 * row, 8 * column);
     const auto copy = [&](int i, int k, const double* entry) {
@@ -236,8 +235,7 @@ __device__ __forceinline__ void start_tile_copies(double* m, const Substitution<
     };
     copy(i, k, corner);
     copy(next_i, next_k, corner + next);
-    column += warps;
-  }
+  });
 }
 
 // Work item: (matrix, columns of a block), the columns running fastest.
@@ -264,7 +262,7 @@ __global__ void __launch_bounds__(32 * ResidentSubstitutionShape<kTiles, kParts>
   const int64_t column =
       ((item - entry * column_groups) * (blockDim.x / 32) + warp) * Shape::kColumns;
   const double* const b = s.b_of(entry);
-  y.for_each_entry(s, column, false, [&](double& value, bool inside, int64_t offset) {
+  y.for_each_element(s, column, false, [&](double& value, bool inside, int64_t offset) {
     value = inside ? b[offset] : 0;
   });
   wait_for_copies<0>();
@@ -286,7 +284,7 @@ __global__ void __launch_bounds__(32 * ResidentSubstitutionShape<kTiles, kParts>
     y.template sweep<true>(m, divisors, columns);
   }
   double* const x = s.x_of(entry);
-  y.for_each_entry(s, column, twice, [&](double value, bool inside, int64_t offset) {
+  y.for_each_element(s, column, twice, [&](double value, bool inside, int64_t offset) {
     if (inside) x[offset] = value;
   });
 }
