@@ -62,7 +62,8 @@ constexpr int panels_substitution_max_n(DType dtype) {
 }
 
 // "resident": a warp takes 8 columns in each of so many parts, in so many tiles of 8 rows; the
-// registers are capped for so many blocks of 4 warps. The first that fits serves.
+// registers are capped for so many blocks of 4 warps. The first that fits serves; the last is the
+// largest.
 struct ResidentSubstitutionTier {
   int64_t max_nrhs;
   int tiles;

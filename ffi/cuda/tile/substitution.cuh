@@ -6,8 +6,7 @@
 //
 // All kernels do these operations one by one in this order, j ascending, each an FMA on the running
 // right-hand side. So the bits of a column do not depend on the kernel, nor on the other columns
-// (but those of a NaN may, which counts as one value),
-// and the choice of a kernel is a matter of speed alone:
+// (save those of a NaN), and the choice of a kernel is a matter of speed alone:
 //   thread   a thread per column, 32 matrices of exact size staged in shared memory   n <= 8 or 16
 //   warp     8 to 32 lanes per matrix; the triangle in shared memory                  few columns
 //   stream   a warp per matrix; the triangle streamed through shared memory           few columns
