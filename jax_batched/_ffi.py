@@ -211,7 +211,8 @@ def force_kernel(name: str) -> Iterator[None]:
     """Uses the named kernel instead of the one in the tier table, in what is traced inside.
 
     For tests and the tuner. The CPU has "lanes", "blocked" and the plain "reference"; `cuda_tiers`
-    lists CUDA's. A kernel that cannot serve a call fails it.
+    lists CUDA's. A kernel that cannot serve a call fails it. "lax" is the operation without
+    kernels, as on platforms that have none.
     """
     global _forced_kernel
     before, _forced_kernel = _forced_kernel, name

@@ -11,6 +11,11 @@ def matmul(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
+def times(a: Array, scale: Array) -> Array:
+    """a times a real scale, in a's dtype."""
+    return a * scale.astype(a.dtype)
+
+
 def adjoint(a: Array) -> Array:
     """Conjugate transpose of the last two dimensions."""
     return jnp.conj(jnp.swapaxes(a, -1, -2))

@@ -253,7 +253,8 @@ class Operation:
         ]
         n = avals[0].shape[-1]
         return (
-            _ffi.has_kernels(platform, self.name)
+            params.get("kernel") != "lax"
+            and _ffi.has_kernels(platform, self.name)
             and isinstance(n, int)
             and n <= _ffi.max_n(self.name, avals[0].dtype)
             and all(_at_least(1, size) for size in core_sizes)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _ffi
+from jax_batched import _checks, _ffi, _lapack
 from jax_batched._matrix import adjoint, hermitian_input, matmul, triangle
 from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
@@ -112,7 +112,7 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
         factor, info = _lax(wide, upper=upper, symmetrize=symmetrize, accuracy=accuracy)
         return factor.astype(a.dtype), info
     hermitian = hermitian_input(a, upper=upper, symmetrize=symmetrize)
-    lower_factor = jax.lax.linalg.cholesky(hermitian, symmetrize_input=False)
+    lower_factor = _lapack.cholesky(hermitian)
     diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
     failed = jnp.isnan(diagonal).any(-1)
     info = jax.lax.cond(
@@ -131,7 +131,7 @@ def _first_bad_pivot(a: Array) -> Array:
     An unblocked left-looking factorization, one column a step: only run when a matrix failed.
     """
     n = a.shape[-1]
-    rows = jnp.arange(n)
+    rows = jax.lax.broadcasted_iota(jnp.int32, a.shape[:-1], a.ndim - 2)
 
     def step(k: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         factor, info = state

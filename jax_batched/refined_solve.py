@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks
-from jax_batched._matrix import hermitian_from_triangle, matmul, real_diagonal
+from jax_batched import _checks, _lapack
+from jax_batched._general import bad_pivot, lu_solve, solve_general
+from jax_batched._matrix import hermitian_from_triangle, matmul, real_diagonal, times
 from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.residual import residual_op
-from jax_batched.solve import solve_general, solve_pos_op
-from jax_batched.triangular_solve import triangular_solve_op
+from jax_batched.solve import solve_pos_op
 
 Array = jax.Array
 
@@ -162,9 +162,17 @@ def refined_solve(
     }
     low = _factor_dtype(factor_dtype, matrix.dtype)
     factors = low_factor_op(matrix, triangle=options["triangle"], dtype=low)
-    x, converged, steps, error, rescued, info = refine_op(matrix, *factors, columns, **options)
-    return _checks.drop_column(x, rhs), RefinementInfo(
-        converged=converged.all(-1) if n else jnp.ones_like(info, dtype=bool),
+    x, *of_columns, info = refine_op(matrix, *factors, columns, **options)
+    return _checks.drop_column(x, rhs), _per_matrix(*of_columns, info, empty=n == 0)
+
+
+@functools.partial(jax.jit, static_argnames="empty")
+def _per_matrix(
+    converged: Array, steps: Array, error: Array, rescued: Array, info: Array, *, empty: bool
+) -> RefinementInfo:
+    """What became of all right-hand sides of a matrix, of which there may be none."""
+    return RefinementInfo(
+        converged=jnp.ones_like(info, dtype=bool) if empty else converged.all(-1),
         steps=steps.max(-1, initial=0),
         backward_error=error.max(-1, initial=0),
         info=info,
@@ -272,8 +280,9 @@ def _low_cholesky(a: Array, triangle: str, dtype: str) -> Sequence[Array]:
 
     def factor(shift: Any) -> Sequence[Array]:
         # From a each time: a scaled copy for the retries would be written always.
-        scaled = a * near_one[..., None] * scale[..., :, None] * scale[..., None, :]
-        shifted = jnp.where(eye, scaled * (1 + shift), scaled)
+        scaled = times(a, near_one[..., None])
+        scaled = times(times(scaled, scale[..., :, None]), scale[..., None, :])
+        shifted = jnp.where(eye, times(scaled, jnp.asarray(1 + shift, scale.dtype)), scaled)
         factor, info = cholesky_op(
             _round(shifted, dtype), upper=triangle == "upper", symmetrize=False, accuracy="ieee"
         )
@@ -299,15 +308,13 @@ def _low_cholesky(a: Array, triangle: str, dtype: str) -> Sequence[Array]:
 
 
 def _low_lu(a: Array, dtype: str) -> Sequence[Array]:
-    a = a * _scale(a, "")[..., None, None]
+    a = times(a, _scale(a, "")[..., None, None])
     row = _near_one(_largest(a, -1))
-    column = _near_one(_largest(a * row, -2))
+    column = _near_one(_largest(times(a, row), -2))
     row = row * _TOP.get(dtype, 1)
-    lu, _, rows = jax.lax.linalg.lu(_round(a * row * column, dtype))
+    lu, rows = _lapack.lu(_round(times(times(a, row), column), dtype))
     lu = _round(lu, dtype)
-    singular = jnp.diagonal(lu, axis1=-2, axis2=-1) == 0
-    info = jnp.where(singular.any(-1), jnp.argmax(singular, -1) + 1, 0).astype(jnp.int32)
-    return lu, row[..., 0], column[..., 0, :], rows, info
+    return lu, row[..., 0], column[..., 0, :], rows, bad_pivot(lu)
 
 
 def _low_solve(factors: Sequence[Array], r: Array, *, triangle: str, transpose: bool) -> Array:
@@ -317,36 +324,14 @@ def _low_solve(factors: Sequence[Array], r: Array, *, triangle: str, transpose: 
     """
     factor, row, column, rows = factors
     left, right = (column, row) if transpose else (row, column)
-    scaled = r * left[..., None]
+    scaled = times(r, left[..., None])
     near_one = _near_one(_largest(scaled, -2))
-    low = (scaled * near_one).astype(factor.dtype)
+    low = times(scaled, near_one).astype(factor.dtype)
     if triangle:
         (z,) = cho_solve_op(factor, low, lower=triangle == "lower")
     else:
-        z = _lu_solve(factor, rows, low, transpose)
-    return z.astype(r.dtype) * (1 / near_one) * right[..., None]
-
-
-def _lu_solve(lu: Array, rows: Array, b: Array, transpose: bool) -> Array:
-    """Solves with a[rows] = L U, or with the transpose of a."""
-
-    def substitute(b: Array, lower: bool) -> Array:
-        (x,) = triangular_solve_op(
-            lu,
-            b,
-            left_side=True,
-            lower=lower,
-            transpose_a=transpose,
-            conjugate_a=False,
-            unit_diagonal=lower,
-        )
-        return x
-
-    if transpose:
-        x = substitute(substitute(b, lower=False), lower=True)
-        return jnp.take_along_axis(x, jnp.argsort(rows, -1)[..., None], axis=-2)
-    permuted = jnp.take_along_axis(b, rows[..., None], axis=-2)
-    return substitute(substitute(permuted, lower=True), lower=False)
+        z = lu_solve(factor, rows, low, transpose=transpose)
+    return times(times(z.astype(r.dtype), 1 / near_one), right[..., None])
 
 
 # Refinement.
@@ -383,7 +368,7 @@ def _refine(
         a = jnp.swapaxes(a, -1, -2)
     a_scale = _scale(a, triangle)
     b_scale = _near_one(_largest(b, -2))
-    b = b * b_scale
+    b = times(b, b_scale)
     residual_of = functools.partial(_residual, a, a_scale, triangle=triangle)
     ones = jnp.ones_like(b[..., :1])
     row_sums = -jnp.real(residual_of(ones, jnp.zeros_like(ones), absolute=True))
@@ -443,7 +428,7 @@ def _refine(
     if fallback:
 
         def rescue(x: Array, error: Array, info: Array) -> tuple[Array, Array, Array, Array]:
-            scaled = (real_diagonal(a) if triangle else a) * a_scale[..., None, None]
+            scaled = times(real_diagonal(a) if triangle else a, a_scale[..., None, None])
             full, full_info = _full_solve(scaled, b, triangle)
             full_error = backward_error(full, residual_of(full, b))
             failed = ~(error <= tol)
@@ -467,8 +452,9 @@ def _refine(
 
     # Exact, but for what leaves the range of the dtype: that counts as error.
     of_all = a_scale[..., None, None]
-    result = x * of_all * (1 / b_scale)
-    lost = _largest(result * b_scale * (1 / of_all) - x, -2) / _largest(x, -2)
+    result = times(times(x, of_all), 1 / b_scale)
+    again = times(times(result, b_scale), 1 / of_all)
+    lost = _largest(again - x, -2) / _largest(x, -2)
     error = error + jnp.where((x == 0).all(-2), 0, lost[..., 0, :])
     return result, error <= tol, end.steps, error, rescued, info
 
@@ -534,7 +520,7 @@ def _gmres(
             direction, image = minus(directions, along, direction), minus(images, along, image)
         length = jnp.sqrt(jnp.real(inner(image, image)))
         inverse = jnp.where(length > 0, 1 / length, 0)
-        direction, image = direction * inverse, image * inverse
+        direction, image = times(direction, inverse), times(image, inverse)
         along = inner(image, each(residual))
         use = active[..., None, :]
         d = jnp.where(use, together(minus(direction, -along, each(d))), d)

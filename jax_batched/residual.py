@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from jax_batched._matrix import hermitian_from_triangle, matmul
+from jax_batched._matrix import hermitian_from_triangle, matmul, times
 from jax_batched._primitive import Operation, Rules
 
 Array = jax.Array
@@ -20,7 +20,7 @@ def _lax(
 ) -> Sequence[Array]:
     if triangle:
         a = hermitian_from_triangle(a, upper=triangle == "upper")
-    a = a * scale[..., None, None]
+    a = times(a, scale[..., None, None])
     return (b - matmul(jnp.abs(a).astype(a.dtype) if absolute else a, x),)
 
 

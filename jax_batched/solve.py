@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _ffi
+from jax_batched._general import solve_general
 from jax_batched._matrix import hermitian_from_triangle, matmul
 from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cho_solve import cho_solve_op
@@ -67,13 +68,14 @@ def solve(
       x, of b's shape with the broadcast batch dimensions. With return_info, a pair of it and
       ``info``, int32 with the broadcast batch dimensions: 0, or with ``"pos"`` the number k (from
       1) of the first column whose pivot is not positive, with ``"gen"`` that of the first pivot
-      that is zero. x of a matrix that is not positive definite is NaN; no other is affected.
+      that is zero, or not finite because U leaves the range of the dtype. x of such a matrix is
+      NaN; no other is affected.
 
     Raises:
       TypeError: an operand has another dtype.
       ValueError: shapes do not fit, or an option is another word.
 
-    With ``"pos"`` the derivative reuses the factor: value and gradient cost one factorization. It
+    The derivative reuses the factor: value and gradient cost one factorization. With ``"pos"`` it
     is zero in the triangle that is not read.
 
     Algorithm: see `cholesky`.
@@ -89,25 +91,6 @@ def solve(
         x, info = solve_general(matrix, columns)
     x = _checks.drop_column(x, rhs).astype(dtype)
     return (x, info) if return_info else x
-
-
-def solve_general(a: Array, b: Array) -> tuple[Array, Array]:
-    """JAX's LU, one factorization for all right-hand sides of a matrix."""
-    lu, _, permutation = jax.lax.linalg.lu(a)
-    pivots = jnp.diagonal(lu, axis1=-2, axis2=-1)
-    singular = pivots == 0
-    info = jnp.where(singular.any(-1), jnp.argmax(singular, -1) + 1, 0) if a.shape[-1] else 0
-    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    n, nrhs = b.shape[-2:]
-    full = jnp.broadcast_to(b, (*batch, n, nrhs))
-    order = jnp.broadcast_to(permutation, (*batch, n))[..., None]
-    permuted = jnp.take_along_axis(full, order, axis=-2)
-    factors = jnp.broadcast_to(lu, (*batch, n, n))
-    y = jax.lax.linalg.triangular_solve(
-        factors, permuted, left_side=True, lower=True, unit_diagonal=True
-    )
-    x = jax.lax.linalg.triangular_solve(factors, y, left_side=True, lower=False)
-    return x, jnp.broadcast_to(jnp.asarray(info, jnp.int32), batch)
 
 
 def _in_float32(*operands: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks
+from jax_batched import _checks, _lapack
 from jax_batched._matrix import matmul, triangle
 from jax_batched._primitive import Operation, Params, Rules
 
@@ -138,7 +138,7 @@ def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, 
 
 
 def _lax(a: Array, b: Array, **params: Any) -> Sequence[Array]:
-    return (jax.lax.linalg.triangular_solve(a, b, **params),)
+    return (_lapack.triangular_solve(a, b, **params),)
 
 
 triangular_solve_op = Operation(

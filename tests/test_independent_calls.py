@@ -1,0 +1,30 @@
+"""Programs whose calls do not depend on each other end.
+
+jaxlib 0.10's LAPACK calls can wait for each other for ever (docs/compatibility.md).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ops
+import pytest
+
+ROWS = [*ops.ONE_EACH, *ops.SOLVE_GEN, *ops.REFINED[:1], *ops.REFINED[-1:]]
+
+
+@pytest.mark.parametrize("op", ROWS, ids=ops.ids)
+def test_independent_calls_end(op):
+    script = Path(__file__).with_name("independent_calls.py")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    run = subprocess.run(
+        [sys.executable, str(script), op.name],
+        env=environment,
+        timeout=600,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("done") == 3
