@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_batched import _lapack
+from jax_batched._core import Operation, Params, Rules, lax
+from jax_batched._core.rules import minus
 from jax_batched._matrix import matmul
-from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -84,26 +85,27 @@ def _jvp(
     (x,) = general_solve_op(*primals, **params)
     rhs = db
     if da is not None:
-        product = matmul(jnp.swapaxes(da, -1, -2) if params["transpose"] else da, x)
-        rhs = -product if db is None else db - product
+        rhs = minus(db, matmul(jnp.swapaxes(da, -1, -2) if params["transpose"] else da, x))
     dx = None if rhs is None else general_solve_op(*primals[:-1], rhs, **params)[0]
     return (x,), (dx,)
 
 
-def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+def _transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
     """The transpose of b -> a^-1 b is a^-T, with the same factors."""
     (ct,) = cotangents
     if ct is None:
-        return None
+        return (None,)
     turned = {**params, "transpose": not params["transpose"]}
-    return general_solve_op(*primals[:-1], ct, **turned)[0]
+    return general_solve_op(*primals[:-1], ct, **turned)
 
 
 general_factor_op = Operation(
     "general_factor",
     Rules(
         signature=lambda params: "(n,n)->(n,n),(n),()",
-        lax=_factor,
+        paths=(lax(_factor),),
         jvp=_factor_jvp,
         result_dtypes=(None, jnp.int32, jnp.int32),
     ),
@@ -114,7 +116,7 @@ general_solve_op = Operation(
     "general_solve",
     Rules(
         signature=lambda params: "(n,n),(n,n),(n),(),(n,k)->(n,k)",
-        lax=_solve,
+        paths=(lax(_solve),),
         jvp=_jvp,
         transpose=_transpose,
     ),

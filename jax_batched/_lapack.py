@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import jaxlib
+from jaxlib.version import __version__ as _jaxlib_version
 
 Array = jax.Array
 
-_BATCHES_BLOCK = tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 11)
+_BATCHES_BLOCK = tuple(map(int, _jaxlib_version.split(".")[:2])) < (0, 11)
 
 
 def cholesky(a: Array) -> Array:

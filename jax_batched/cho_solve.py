@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
+from jax_batched._core import Operation, Params, Rules, kernel, lax
+from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import adjoint, matmul, triangle
-from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cholesky import cholesky_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -80,18 +80,9 @@ def _jvp(
         product = matmul(dfactor, matmul(adjoint(factor), x)) + matmul(
             factor, matmul(adjoint(dfactor), x)
         )
-        rhs = -product if db is None else db - product
+        rhs = minus(db, product)
     (dx,) = cho_solve_op(c, rhs, **params)
     return (x,), (dx,)
-
-
-def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
-    """a is Hermitian: the transpose of b -> a^-1 b is conj(a)^-1."""
-    (c, _), (ct,) = primals, cotangents
-    if ct is None:
-        return None
-    (result,) = cho_solve_op(c, jnp.conj(ct), **params)
-    return jnp.conj(result)
 
 
 def _lax(c: Array, b: Array, *, lower: bool) -> Sequence[Array]:
@@ -102,7 +93,12 @@ def _lax(c: Array, b: Array, *, lower: bool) -> Sequence[Array]:
     return triangular_solve_op.rules.lax(c, y, **solve, **second)
 
 
-cho_solve_op = Operation(
+cho_solve_op: Operation = Operation(
     "cho_solve",
-    Rules(signature=lambda params: "(n,n),(n,k)->(n,k)", lax=_lax, jvp=_jvp, transpose=_transpose),
+    Rules(
+        signature=lambda params: "(n,n),(n,k)->(n,k)",
+        paths=(kernel(), lax(_lax)),
+        jvp=_jvp,
+        transpose=hermitian_transpose(lambda: cho_solve_op),
+    ),
 )

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _ffi, _lapack
+from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
 from jax_batched._matrix import adjoint, hermitian_input, matmul, triangle
-from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
 
 Array = jax.Array
@@ -90,27 +90,14 @@ def _jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """A linear map of da, whose transpose has a kernel."""
     (a,), (da,) = primals, tangents
-    if _checks.is_stored(a.dtype):
-        wide = (a.astype(jnp.float32),), (da.astype(jnp.float32),)
-        (factor, info), (tangent, _) = _jvp(params, *wide)
-        return (factor.astype(a.dtype), info), (tangent.astype(a.dtype), None)
     factor, info = cholesky_op(a, **params)
     which = {"upper": params["upper"], "symmetrize": params["symmetrize"]}
     (tangent,) = cholesky_pushforward_op(factor, da, **which)
     return (factor, info), (tangent, None)
 
 
-def _in_float32(a: Array, **params: Any) -> Sequence[Array]:
-    """float16 and bfloat16 by the kernel of float32, rounded once."""
-    factor, info = cholesky_op(a.astype(jnp.float32), **params)
-    return factor.astype(a.dtype), info
-
-
 def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[Array]:
-    if _checks.is_stored(a.dtype):
-        wide = a.astype(jnp.float32)
-        factor, info = _lax(wide, upper=upper, symmetrize=symmetrize, accuracy=accuracy)
-        return factor.astype(a.dtype), info
+    del accuracy
     hermitian = hermitian_input(a, upper=upper, symmetrize=symmetrize)
     lower_factor = _lapack.cholesky(hermitian)
     diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
@@ -150,16 +137,19 @@ def _first_bad_pivot(a: Array) -> Array:
     return jnp.where(info == 0, n, info)
 
 
+def _takes_dtype(call: Call) -> bool:
+    return not _checks.is_stored(call.dtype) or _ffi.serves_stored(
+        call.platform, call.operation, call.sizes["n"]
+    )
+
+
 cholesky_op = Operation(
     "cholesky",
     Rules(
         signature=lambda params: "(n,n)->(n,n),()",
-        lax=_lax,
+        paths=(kernel(_takes_dtype), lax(_lax)),
         jvp=_jvp,
-        fused=lambda platform, a: (
-            not _checks.is_stored(a.dtype) or _ffi.serves_stored(platform, "cholesky", a.shape[-1])
-        ),
-        composed=_in_float32,
         result_dtypes=(None, jnp.int32),
+        stored=True,
     ),
 )

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_batched import _ffi
+from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
 from jax_batched._matrix import (
     adjoint,
     hermitian_input,
@@ -18,7 +19,6 @@ from jax_batched._matrix import (
     real_diagonal,
     triangle,
 )
-from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -91,11 +91,17 @@ def _jvp_of(operation: Callable[[], Operation], formula: Callable[..., Sequence[
 def _transpose_to(operation: Callable[[], Operation]) -> Any:
     """The rule of a map whose transpose is that operation with the same factor."""
 
-    def transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+    def transpose(
+        params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+    ) -> Sequence[Any]:
         (factor, _), (ct,) = primals, cotangents
-        return None if ct is None else operation()(factor, ct, **params)[0]
+        return (None,) if ct is None else operation()(factor, ct, **params)
 
     return transpose
+
+
+def _is_one_kernel(call: Call) -> bool:
+    return bool(call.sizes["n"] <= _ffi.max_pullback_n(call.platform, call.dtype))
 
 
 # Parameters: upper and symmetrize, as of `cholesky_op`, whose factor is the first operand.
@@ -105,8 +111,7 @@ cholesky_pushforward_op: Operation = Operation(
     "cholesky_pushforward",
     Rules(
         signature=lambda params: "(n,n),(n,n)->(n,n)",
-        lax=_pushforward,
-        broadcasts=True,
+        paths=(lax(_pushforward, broadcasts=True),),
         jvp=_jvp_of(lambda: cholesky_pushforward_op, _pushforward),
         transpose=_transpose_to(lambda: cholesky_pullback_op),
     ),
@@ -117,13 +122,8 @@ cholesky_pullback_op: Operation = Operation(
     "cholesky_pullback",
     Rules(
         signature=lambda params: "(n,n),(n,n)->(n,n)",
-        lax=_pullback,
-        broadcasts=True,
+        paths=(kernel(_is_one_kernel), composed(_pullback), lax(_pullback, broadcasts=True)),
         jvp=_jvp_of(lambda: cholesky_pullback_op, _pullback),
         transpose=_transpose_to(lambda: cholesky_pushforward_op),
-        fused=lambda platform, factor, ct: (
-            factor.shape[-1] <= _ffi.max_pullback_n(platform, factor.dtype)
-        ),
-        composed=_pullback,
     ),
 )

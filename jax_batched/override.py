@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jax_batched._primitive import Operation, Params, override_lowering
+from jax_batched._core import Operation, Params
+from jax_batched._core.overriding import override_lowering
 from jax_batched.cholesky import cholesky_op
 from jax_batched.triangular_solve import triangular_solve_op
 

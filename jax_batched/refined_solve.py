@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _lapack
+from jax_batched._core import Operation, Params, Rules, lax
+from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._general import bad_pivot, lu_solve, solve_general
 from jax_batched._matrix import hermitian_from_triangle, matmul, real_diagonal, times
-from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.residual import residual_op
@@ -563,21 +564,23 @@ def _refine_jvp(
     if da is not None:
         if params["triangle"]:
             da = hermitian_from_triangle(da, upper=params["triangle"] == "upper")
-        product = matmul(jnp.swapaxes(da, -1, -2) if params["transpose"] else da, results[0])
-        rhs = -product if db is None else db - product
+        turned = jnp.swapaxes(da, -1, -2) if params["transpose"] else da
+        rhs = minus(db, matmul(turned, results[0]))
     dx = None if rhs is None else refine_op(*primals[:-1], rhs, **params)[0]
     return results, [dx, *[None] * 5]
 
 
-def _refine_transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+def _refine_transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
     """A Hermitian matrix has the transpose conj(a); an LU factorization serves both."""
+    if params["triangle"]:
+        return hermitian_transpose(lambda: refine_op)(params, primals, cotangents)
     ct = cotangents[0]
     if ct is None:
-        return None
-    if params["triangle"]:
-        return jnp.conj(refine_op(*primals[:-1], jnp.conj(ct), **params)[0])
+        return (None,)
     turned = {**params, "transpose": not params["transpose"]}
-    return refine_op(*primals[:-1], ct, **turned)[0]
+    return refine_op(*primals[:-1], ct, **turned)[:1]
 
 
 def _computed_in(dtype: str) -> Any:
@@ -592,7 +595,7 @@ low_factor_op = Operation(
     "low_factor",
     Rules(
         signature=lambda params: "(n,n)->(n,n),(n),(n),(n),()",
-        lax=_low_factor,
+        paths=(lax(_low_factor),),
         jvp=_low_factor_jvp,
         result_dtypes=lambda params, data: (
             _computed_in(params["dtype"]),
@@ -604,11 +607,11 @@ low_factor_op = Operation(
     ),
 )
 
-refine_op = Operation(
+refine_op: Operation = Operation(
     "refine",
     Rules(
         signature=lambda params: "(n,n),(n,n),(n),(n),(n),(),(n,k)->(n,k),(k),(k),(k),(k),()",
-        lax=_refine,
+        paths=(lax(_refine),),
         jvp=_refine_jvp,
         transpose=_refine_transpose,
         result_dtypes=lambda params, data: (

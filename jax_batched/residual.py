@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from jax_batched._core import Operation, Rules, kernel, lax
 from jax_batched._matrix import hermitian_from_triangle, matmul, times
-from jax_batched._primitive import Operation, Rules
 
 Array = jax.Array
 
@@ -28,5 +28,5 @@ def _lax(
 # absolute: |a| in place of a. Without derivatives: the operations made of it have their own.
 residual_op = Operation(
     "residual",
-    Rules(signature=lambda params: "(m,n),(),(n,k),(m,k)->(m,k)", lax=_lax),
+    Rules(signature=lambda params: "(m,n),(),(n,k),(m,k)->(m,k)", paths=(kernel(), lax(_lax))),
 )

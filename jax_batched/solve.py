@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _ffi
+from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
+from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._general import solve_general
 from jax_batched._matrix import hermitian_from_triangle, matmul
-from jax_batched._primitive import Operation, Params, Rules
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 
@@ -93,11 +94,6 @@ def solve(
     return (x, info) if return_info else x
 
 
-def _in_float32(*operands: Any) -> tuple[Any, ...]:
-    """float16 and bfloat16, or None, as they are computed with."""
-    return tuple(None if x is None else x.astype(jnp.float32) for x in operands)
-
-
 def _factor_and_solve(
     a: Array, b: Array, *, lower: bool, accuracy: str
 ) -> tuple[Array, Array, Array]:
@@ -107,9 +103,6 @@ def _factor_and_solve(
 
 
 def _composed(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
-    if _checks.is_stored(a.dtype):
-        wide = solve_pos_op(*_in_float32(a, b), lower=lower, accuracy=accuracy)
-        return wide[0].astype(b.dtype), wide[1]
     _, x, info = _factor_and_solve(a, b, lower=lower, accuracy=accuracy)
     return x, jnp.broadcast_to(info, x.shape[:-2])
 
@@ -119,45 +112,32 @@ def _jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """a dx = db - da x, with the factor that gave x: one factorization for both."""
     (a, b), (da, db) = primals, tangents
-    if _checks.is_stored(a.dtype):
-        (x, info), (dx, _) = _jvp(params, _in_float32(a, b), _in_float32(da, db))
-        return (x.astype(b.dtype), info), (dx.astype(b.dtype), None)
     factor, x, info = _factor_and_solve(a, b, **params)
     rhs = db
     if da is not None:
-        product = matmul(hermitian_from_triangle(da, upper=not params["lower"]), x)
-        rhs = -product if db is None else db - product
+        rhs = minus(db, matmul(hermitian_from_triangle(da, upper=not params["lower"]), x))
     (dx,) = cho_solve_op(factor, rhs, lower=params["lower"])
     return (x, jnp.broadcast_to(info, x.shape[:-2])), (dx, None)
 
 
-def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
-    """a is Hermitian: the transpose of b -> a^-1 b is conj(a)^-1."""
-    (a, _), (ct, _) = primals, cotangents
-    if ct is None:
-        return None
-    x, _ = solve_pos_op(a, jnp.conj(ct), **params)
-    return jnp.conj(x)
-
-
 def _lax(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
-    if _checks.is_stored(a.dtype):
-        wide, info = _lax(*_in_float32(a, b), lower=lower, accuracy=accuracy)
-        return wide.astype(b.dtype), info
     factor, info = cholesky_op.rules.lax(a, upper=not lower, symmetrize=False, accuracy=accuracy)
     (x,) = cho_solve_op.rules.lax(factor, b, lower=lower)
     return x, info
 
 
-solve_pos_op = Operation(
+def _is_one_kernel(call: Call) -> bool:
+    return _ffi.is_fused(call.platform, call.sizes["n"], call.sizes["k"], call.dtype)
+
+
+solve_pos_op: Operation = Operation(
     "solve_pos",
     Rules(
         signature=lambda params: "(n,n),(n,k)->(n,k),()",
-        lax=_lax,
+        paths=(kernel(_is_one_kernel), composed(_composed), lax(_lax)),
         jvp=_jvp,
-        transpose=_transpose,
-        fused=lambda platform, a, b: _ffi.is_fused(platform, a.shape[-1], b.shape[-1], a.dtype),
-        composed=_composed,
+        transpose=hermitian_transpose(lambda: solve_pos_op),
         result_dtypes=(None, jnp.int32),
+        stored=True,
     ),
 )

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _lapack
+from jax_batched._core import Operation, Params, Rules, kernel, lax
+from jax_batched._core.rules import minus
 from jax_batched._matrix import matmul, triangle
-from jax_batched._primitive import Operation, Params, Rules
 
 Array = jax.Array
 
@@ -122,19 +123,19 @@ def _jvp(
             read = jnp.swapaxes(read, -1, -2)
         if params["conjugate_a"]:
             read = jnp.conj(read)
-        product = matmul(read, x) if params["left_side"] else matmul(x, read)
-        rhs = -product if db is None else db - product
+        rhs = minus(db, matmul(read, x) if params["left_side"] else matmul(x, read))
     (dx,) = triangular_solve_op(a, rhs, **params)
     return (x,), (dx,)
 
 
-def _transpose(params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]) -> Any:
+def _transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
     """The transpose of b -> op(a)^-1 b is op(a)^-T."""
     (a, _), (ct,) = primals, cotangents
     if ct is None:
-        return None
-    (result,) = triangular_solve_op(a, ct, **{**params, "transpose_a": not params["transpose_a"]})
-    return result
+        return (None,)
+    return triangular_solve_op(a, ct, **{**params, "transpose_a": not params["transpose_a"]})
 
 
 def _lax(a: Array, b: Array, **params: Any) -> Sequence[Array]:
@@ -143,5 +144,5 @@ def _lax(a: Array, b: Array, **params: Any) -> Sequence[Array]:
 
 triangular_solve_op = Operation(
     "triangular_solve",
-    Rules(signature=_signature, lax=_lax, jvp=_jvp, transpose=_transpose),
+    Rules(signature=_signature, paths=(kernel(), lax(_lax)), jvp=_jvp, transpose=_transpose),
 )

@@ -1,6 +1,6 @@
 """Calls that the partitioner splits along batch dimensions and along columns.
 
-The attributes of `_primitive._sharding_attributes` let XLA split a call along the leading
+The attributes of `sharding.batch_attributes` let XLA split a call along the leading
 dimensions that all operands share in full, no others. Where right-hand sides are spread over
 devices and the factor is not, or where they are spread along their columns, that would gather them.
 Such a call is wrapped in `jax.experimental.custom_partitioning`: Shardy learns which dimensions of
@@ -12,7 +12,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.custom_partitioning import custom_partitioning
+
+from jax_batched._core._jax import custom_partitioning
 
 Array = jax.Array
 # What each dimension of an operand or result is: ("batch", d), ("column",) or None, never split.

@@ -1,0 +1,5 @@
+"""The factory of JAX primitives: what every operation of this library is made by."""
+
+from jax_batched._core.operation import Call, Operation, Params, Path, Rules, composed, kernel, lax
+
+__all__ = ["Call", "Operation", "Params", "Path", "Rules", "composed", "kernel", "lax"]
