@@ -34,6 +34,12 @@ def hermitian_from_triangle(a: Array, *, upper: bool) -> Array:
     return strict + adjoint(strict) + diagonal
 
 
+def symmetric_from_triangle(a: Array, *, upper: bool) -> Array:
+    """The symmetric matrix, of complex numbers too, whose upper or lower triangle is a's."""
+    strict = triangle(a, upper=upper, strict=True)
+    return triangle(a, upper=upper) + jnp.swapaxes(strict, -1, -2)
+
+
 def hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
     """The Hermitian matrix that `cholesky` factors; linear in a (over the reals)."""
     if symmetrize:
