@@ -1,10 +1,12 @@
 """What every public function checks at trace time, and the messages it raises."""
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 Array = jax.Array
@@ -20,23 +22,37 @@ def is_stored(dtype: Any) -> bool:
 
 
 def operands(
-    operation: str, *, keep_stored: bool = False, **named: ArrayLike
+    operation: str,
+    *,
+    keep_stored: bool = False,
+    accepted: Sequence[str] = (*_COMPUTED, *_STORED),
+    **named: ArrayLike,
 ) -> tuple[list[Array], Any]:
     """The operands in the dtype that the operation takes, and the dtype of the results.
 
     Operands are promoted to a common dtype; float16 and bfloat16 become float32, which is what they
     are computed in, save for an operation that takes them as they are (keep_stored).
     """
-    arrays = {name: jnp.asarray(x) for name, x in named.items()}
-    for name, x in arrays.items():
-        if x.dtype.name not in (*_COMPUTED, *_STORED):
-            raise TypeError(
-                f"{operation}: {name} has dtype {x.dtype.name}; accepted are "
-                f"{', '.join((*_COMPUTED, *_STORED))}"
-            )
-    result = jnp.result_type(*arrays.values())
+    arrays = [_array(operation, name, x, accepted) for name, x in named.items()]
+    result = jnp.result_type(*arrays)
     taken = jnp.float32 if is_stored(result) and not keep_stored else result
-    return [x.astype(taken) for x in arrays.values()], result
+    return [x.astype(taken) for x in arrays], result
+
+
+def _array(operation: str, name: str, x: ArrayLike, accepted: Sequence[str]) -> Array:
+    dtypes = ", ".join(accepted)
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        if isinstance(x, jax.Array):  # a tracer that has leaked, say
+            raise
+        raise TypeError(
+            f"{operation}: {name} must be an array, or a list that makes one, of dtype {dtypes}, "
+            f"got {described(x)}"
+        ) from error
+    if array.dtype.name not in accepted:
+        raise TypeError(f"{operation}: {name} has dtype {array.dtype.name}; accepted are {dtypes}")
+    return array
 
 
 def square(operation: str, name: str, a: Array) -> None:
@@ -59,10 +75,12 @@ def batches(operation: str, named: Sequence[tuple[str, Array, int]]) -> None:
         ) from None
 
 
-def right_hand_side(operation: str, a: Array, b: Array, *, left_side: bool = True) -> Array:
+def right_hand_side(
+    operation: str, a: Array, b: Array, *, left_side: bool = True, name: str = "a"
+) -> Array:
     """b as a batch of matrices: (..., n, k) or, for systems X A = B, (..., k, n).
 
-    b is a vector only if it has one dimension (as in NumPy 2).
+    b is a vector only if it has one dimension (as in NumPy 2). The message calls a by its name.
     """
     n = a.shape[-1]
     if b.ndim == 1:
@@ -73,10 +91,10 @@ def right_hand_side(operation: str, a: Array, b: Array, *, left_side: bool = Tru
     if matrix.ndim < 2 or matrix.shape[axis] != n:
         wanted = f"({n},) or (..., {n}, k)" if left_side else f"({n},) or (..., k, {n})"
         raise ValueError(
-            f"{operation}: b must have shape {wanted} to go with a of shape {a.shape}, "
+            f"{operation}: b must have shape {wanted} to go with {name} of shape {a.shape}, "
             f"got {b.shape}"
         )
-    batches(operation, [("a", a, 2), ("b", matrix, 2)])
+    batches(operation, [(name, a, 2), ("b", matrix, 2)])
     return matrix
 
 
@@ -88,8 +106,37 @@ def drop_column(x: Array, b: Array, *, left_side: bool = True) -> Array:
 
 
 def option(operation: str, name: str, value: Any, accepted: Sequence[Any]) -> Any:
-    """Raises unless value is one of the accepted ones."""
-    if value not in accepted:
+    """The option, which must be one of the accepted words or numbers."""
+    known = python_value(value)
+    if not isinstance(known, str | int | float) or known not in accepted:
         allowed = ", ".join(repr(v) for v in accepted)
-        raise ValueError(f"{operation}: {name} must be one of {allowed}, got {value!r}")
+        raise ValueError(f"{operation}: {name} must be one of {allowed}, got {described(value)}")
+    return known
+
+
+def flag(operation: str, name: str, value: Any) -> bool:
+    """The option as a bool; not by Python's truth, to which any word is True."""
+    known = python_value(value)
+    if not isinstance(known, int) or known not in (0, 1):
+        raise TypeError(
+            f"{operation}: {name} must be True or False, known when the program is traced, "
+            f"got {described(value)}"
+        )
+    return bool(known)
+
+
+def python_value(value: Any) -> Any:
+    """An option that comes as an array of one known number as that number."""
+    if isinstance(value, (jax.Array, np.ndarray, np.generic)) and not isinstance(
+        value, jax.core.Tracer
+    ):
+        return value.item() if value.size == 1 else value
     return value
+
+
+def described(value: Any) -> str:
+    """What a message calls a value: an array by its shape and dtype, the rest cut short."""
+    if isinstance(value, (jax.Array, np.ndarray)):
+        kind = "a traced array" if isinstance(value, jax.core.Tracer) else "an array"
+        return f"{kind} of shape {value.shape} and dtype {value.dtype.name}"
+    return reprlib.repr(value)

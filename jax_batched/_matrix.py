@@ -29,14 +29,19 @@ def real_diagonal(a: Array) -> Array:
     return jnp.where(eye, jnp.real(a).astype(a.dtype), a)
 
 
+def symmetric_from_triangle(a: Array, *, upper: bool) -> Array:
+    """The symmetric matrix, of complex numbers too, whose upper or lower triangle is a's."""
+    strict = triangle(a, upper=upper, strict=True)
+    return triangle(a, upper=upper) + jnp.swapaxes(strict, -1, -2)
+
+
 def hermitian_from_triangle(a: Array, *, upper: bool) -> Array:
     """The Hermitian matrix whose upper or lower triangle is a's; the other one is not read."""
-    if upper:
-        strict = jnp.triu(a, 1)
-    else:
-        strict = jnp.tril(a, -1)
-    diagonal = real_diagonal(jnp.where(jnp.eye(a.shape[-1], dtype=bool), a, jnp.zeros_like(a)))
-    return strict + adjoint(strict) + diagonal
+    real = symmetric_from_triangle(jnp.real(a), upper=upper)
+    if not jnp.iscomplexobj(a):
+        return real
+    imag = triangle(jnp.imag(a), upper=upper, strict=True)
+    return jax.lax.complex(real, imag - jnp.swapaxes(imag, -1, -2))
 
 
 def hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:

@@ -16,52 +16,74 @@ from jax_batched.triangular_solve import triangular_solve_op
 Array = jax.Array
 
 
-def cho_factor(a: ArrayLike, *, lower: bool = False) -> tuple[Array, bool]:
+def cho_factor(
+    a: ArrayLike, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[Array, bool]:
     """Cholesky factor of each matrix of a batch, for use by `cho_solve`.
+
+    The signature and defaults of `jax.scipy.linalg.cho_factor`.
 
     Args:
       a: Hermitian positive definite matrices of shape ``(..., n, n)``, dtypes as in `cholesky`.
         Only one triangle is read.
       lower: read a's lower triangle and return L with ``a = L L^H``; otherwise the upper one and U
         with ``a = U^H U``.
+      overwrite_a, check_finite: without effect, as in `jax.scipy.linalg`.
 
     Returns:
       ``(c, lower)``: the factor, with zeros in the other triangle, and `lower`. The factor of a
       matrix that is not positive definite is NaN (see `cholesky` for `info`).
 
     Raises:
-      TypeError: a has another dtype.
+      TypeError: a is no array or has another dtype; lower is not True or False.
       ValueError: a is not a batch of square matrices.
     """
+    del overwrite_a, check_finite
+    lower = _checks.flag("cho_factor", "lower", lower)
     (matrix,), dtype = _checks.operands("cho_factor", a=a)
     _checks.square("cho_factor", "a", matrix)
     factor, _ = cholesky_op(matrix, upper=not lower, symmetrize=False, accuracy="ieee")
-    return factor.astype(dtype), bool(lower)
+    return factor.astype(dtype), lower
 
 
-def cho_solve(c_and_lower: tuple[ArrayLike, bool], b: ArrayLike) -> Array:
+def cho_solve(
+    c_and_lower: tuple[ArrayLike, bool],
+    b: ArrayLike,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+) -> Array:
     """Solves ``a x = b`` given the Cholesky factor of each matrix of a batch.
 
-    Both substitutions are one kernel that reads the factor once.
+    The signature and defaults of `jax.scipy.linalg.cho_solve`. Both substitutions are one kernel
+    that reads the factor once.
 
     Args:
       c_and_lower: ``(c, lower)`` as `cho_factor` returns it: factors of shape ``(..., n, n)``; only
         the triangle that `lower` names is read.
       b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
         broadcast; a shared factor is never copied.
+      overwrite_b, check_finite: without effect, as in `jax.scipy.linalg`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
 
     Raises:
-      TypeError: an operand has another dtype.
+      TypeError: c_and_lower is no pair; an operand is no array or has another dtype; lower is not
+        True or False.
       ValueError: shapes do not fit.
     """
+    del overwrite_b, check_finite
+    if not isinstance(c_and_lower, tuple | list) or len(c_and_lower) != 2:
+        raise TypeError(
+            "cho_solve: c_and_lower must be a pair (c, lower) as cho_factor returns it, got "
+            f"{_checks.described(c_and_lower)}"
+        )
     c, lower = c_and_lower
+    lower = _checks.flag("cho_solve", "lower in the pair (c, lower)", lower)
     (factor, rhs), dtype = _checks.operands("cho_solve", c=c, b=b)
     _checks.square("cho_solve", "c", factor)
-    columns = _checks.right_hand_side("cho_solve", factor, rhs)
-    (x,) = cho_solve_op(factor, columns, lower=bool(lower))
+    columns = _checks.right_hand_side("cho_solve", factor, rhs, name="c")
+    (x,) = cho_solve_op(factor, columns, lower=lower)
     return _checks.drop_column(x, rhs).astype(dtype)
 
 

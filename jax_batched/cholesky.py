@@ -37,6 +37,17 @@ def cholesky(
 ) -> tuple[Array, Array]: ...
 
 
+@overload
+def cholesky(
+    a: ArrayLike,
+    *,
+    upper: bool = ...,
+    symmetrize_input: bool = ...,
+    accuracy: str = ...,
+    return_info: bool,
+) -> Array | tuple[Array, Array]: ...
+
+
 def cholesky(
     a: ArrayLike,
     *,
@@ -46,6 +57,8 @@ def cholesky(
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Cholesky factor of each Hermitian positive definite matrix of a batch.
+
+    The signature and defaults of `jax.numpy.linalg.cholesky`, and more options.
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or
@@ -66,7 +79,7 @@ def cholesky(
       whose pivot is not positive. The triangle of such a matrix is NaN; no other is affected.
 
     Raises:
-      TypeError: a has another dtype.
+      TypeError: a is no array or has another dtype; a flag is not True or False.
       ValueError: a is not a batch of square matrices, or accuracy is another word.
 
     The derivative is that of the function computed: symmetric with symmetrize_input, otherwise zero
@@ -78,11 +91,13 @@ def cholesky(
     """
     (matrix,), _ = _checks.operands("cholesky", keep_stored=True, a=a)
     _checks.square("cholesky", "a", matrix)
-    _checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES)
     factor, info = cholesky_op(
-        matrix, upper=bool(upper), symmetrize=bool(symmetrize_input), accuracy=accuracy
+        matrix,
+        upper=_checks.flag("cholesky", "upper", upper),
+        symmetrize=_checks.flag("cholesky", "symmetrize_input", symmetrize_input),
+        accuracy=_checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES),
     )
-    return (factor, info) if return_info else factor
+    return (factor, info) if _checks.flag("cholesky", "return_info", return_info) else factor
 
 
 def _jvp(

@@ -8,7 +8,8 @@ from jax_batched import _ffi
 def export_disabled_checks() -> list[jax.export.DisabledSafetyCheck]:
     """The `disabled_checks` with which `jax.export` exports programs that call this library.
 
-    `jax.export` refuses calls of targets that JAX itself does not promise to keep. Those of this
+    `jax.export` refuses calls of targets that JAX itself does not promise to keep: "Cannot
+    serialize code with custom calls whose targets have no compatibility guarantees". Those of this
     library are kept (docs/compatibility.md says for how long), and listed here::
 
         exported = jax.export.export(
@@ -16,7 +17,8 @@ def export_disabled_checks() -> list[jax.export.DisabledSafetyCheck]:
         )(*shapes)
 
     A program for CUDA can be exported on a machine without a GPU and without the CUDA module. It
-    calls the kernels of the process that runs it, which must import jax_batched first.
+    calls the kernels of the process that runs it, which must import jax_batched first. Programs
+    exported inside `override_jax_linalg` need these checks too.
     """
     return [
         jax.export.DisabledSafetyCheck.custom_call(_ffi.target_name(operation))

@@ -96,6 +96,16 @@ def override_jax_linalg() -> LinalgOverride:
     outside `jit`, which JAX compiles and remembers by shape and dtype. `jax.clear_caches()` makes
     JAX forget all of them.
 
+    To export a program inside the override, tell `jax.export` that it may hold our kernels::
+
+        with jax_batched.override_jax_linalg():
+            exported = jax.export.export(
+                jax.jit(f), disabled_checks=jax_batched.export_disabled_checks()
+            )(*shapes)
+
+    Otherwise it says "Cannot serialize code with custom calls whose targets have no compatibility
+    guarantees". A process that runs the program must import jax_batched, and needs no override.
+
     Returns:
       A `LinalgOverride`: leaving it as a context, or calling its `undo()`, ends the override.
       Several may be active, and end in any order; when the last one does, the former lowerings are

@@ -122,7 +122,8 @@ def refined_solve(
       a converged x then still solves ``a x = b``.
 
     Raises:
-      TypeError: an operand has another dtype, or factor_dtype does not go with it.
+      TypeError: an operand is no array or has another dtype, or factor_dtype does not go with it; a
+        flag is not True or False.
       ValueError: shapes do not fit, or an option is not one of those accepted.
 
     Derivatives are those of the solution, ``a dx = db - da x``, forward and reverse, each by a
@@ -141,13 +142,8 @@ def refined_solve(
     """
     _checks.option("refined_solve", "assume_a", assume_a, ("pos", "gen"))
     _checks.option("refined_solve", "method", method, _METHODS)
-    for name, operand in (("a", a), ("b", b)):
-        dtype = jnp.asarray(operand).dtype.name
-        if dtype not in _FACTOR_DTYPES:
-            raise TypeError(
-                f"refined_solve: {name} has dtype {dtype}; accepted are {', '.join(_FACTOR_DTYPES)}"
-            )
-    (matrix, rhs), _ = _checks.operands("refined_solve", a=a, b=b)
+    lower = _checks.flag("refined_solve", "lower", lower)
+    (matrix, rhs), _ = _checks.operands("refined_solve", accepted=tuple(_FACTOR_DTYPES), a=a, b=b)
     _checks.square("refined_solve", "a", matrix)
     columns = _checks.right_hand_side("refined_solve", matrix, rhs)
     n = matrix.shape[-1]
@@ -159,7 +155,7 @@ def refined_solve(
         "max_steps": _max_steps(max_steps),
         "tol": max(n, 8) * unit if tol is None else _tolerance(tol),
         "goal": 2 * unit if tol is None else _tolerance(tol),
-        "fallback": bool(fallback),
+        "fallback": _checks.flag("refined_solve", "fallback", fallback),
     }
     low = _factor_dtype(factor_dtype, matrix.dtype)
     factors = low_factor_op(matrix, triangle=options["triangle"], dtype=low)
@@ -201,15 +197,24 @@ def _factor_dtype(given: Any, data: Any) -> str:
 def _max_steps(given: int | None) -> int:
     if given is None:
         return _MAX_STEPS
-    if not given >= 0 or int(given) != given:
-        raise ValueError(f"refined_solve: max_steps must be a count, got {given!r}")
+    if not _is_finite_and_not_negative(given) or int(given) != given:
+        raise ValueError(
+            f"refined_solve: max_steps must be a count, got {_checks.described(given)}"
+        )
     return int(given)
 
 
 def _tolerance(given: float) -> float:
-    if not 0 <= given < math.inf:
-        raise ValueError(f"refined_solve: tol must be finite and not negative, got {given!r}")
+    if not _is_finite_and_not_negative(given):
+        raise ValueError(
+            f"refined_solve: tol must be finite and not negative, got {_checks.described(given)}"
+        )
     return float(given)
+
+
+def _is_finite_and_not_negative(given: Any) -> bool:
+    known = _checks.python_value(given)
+    return isinstance(known, int | float) and 0 <= known < math.inf
 
 
 # Scaling. All by powers of two, which is exact.

@@ -11,7 +11,7 @@ from jax_batched import _checks, _ffi
 from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._general import solve_general
-from jax_batched._matrix import hermitian_from_triangle, matmul
+from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 
@@ -22,9 +22,13 @@ Array = jax.Array
 def solve(
     a: ArrayLike,
     b: ArrayLike,
-    *,
-    assume_a: str = ...,
     lower: bool = ...,
+    overwrite_a: bool = ...,
+    overwrite_b: bool = ...,
+    debug: bool = ...,
+    check_finite: bool = ...,
+    assume_a: str = ...,
+    *,
     accuracy: str = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
@@ -34,64 +38,99 @@ def solve(
 def solve(
     a: ArrayLike,
     b: ArrayLike,
-    *,
-    assume_a: str = ...,
     lower: bool = ...,
+    overwrite_a: bool = ...,
+    overwrite_b: bool = ...,
+    debug: bool = ...,
+    check_finite: bool = ...,
+    assume_a: str = ...,
+    *,
     accuracy: str = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
 
+@overload
 def solve(
     a: ArrayLike,
     b: ArrayLike,
+    lower: bool = ...,
+    overwrite_a: bool = ...,
+    overwrite_b: bool = ...,
+    debug: bool = ...,
+    check_finite: bool = ...,
+    assume_a: str = ...,
     *,
-    assume_a: str = "gen",
+    accuracy: str = ...,
+    return_info: bool,
+) -> Array | tuple[Array, Array]: ...
+
+
+def solve(
+    a: ArrayLike,
+    b: ArrayLike,
     lower: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    debug: bool = False,
+    check_finite: bool = True,
+    assume_a: str = "gen",
+    *,
     accuracy: str = "ieee",
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Solves ``a x = b`` for each matrix of a batch.
+
+    The signature and defaults of `jax.scipy.linalg.solve`, and more options.
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128, or
         float16 and bfloat16, which are computed in float32.
       b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
         broadcast.
+      lower: of a Hermitian or symmetric a, read the lower triangle; otherwise the upper one. The
+        other triangle may hold anything.
+      overwrite_a, overwrite_b, debug, check_finite: without effect, as in `jax.scipy.linalg`.
       assume_a: ``"pos"``: a is Hermitian positive definite; one kernel factors and substitutes, and
         never writes the factor. ``"gen"``: any matrix, by LU with partial pivoting (JAX's own).
-      lower: with ``"pos"``, read a's lower triangle; otherwise its upper one. The other triangle
-        may hold anything.
-      accuracy: as in `cholesky`.
+        ``"her"``, ``"sym"``: a is Hermitian, or symmetric (of complex numbers too); the matrix that
+        its triangle stands for, by the same LU.
+      accuracy: of ``"pos"``, as in `cholesky`.
       return_info: also return ``info``.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. With return_info, a pair of it and
       ``info``, int32 with the broadcast batch dimensions: 0, or with ``"pos"`` the number k (from
-      1) of the first column whose pivot is not positive, with ``"gen"`` that of the first pivot
-      that is zero, or not finite because U leaves the range of the dtype. x of such a matrix is
-      NaN; no other is affected.
+      1) of the first column whose pivot is not positive, otherwise that of the first pivot that
+      is zero, or not finite because U leaves the range of the dtype. x of such a matrix is NaN; no
+      other is affected.
 
     Raises:
-      TypeError: an operand has another dtype.
+      TypeError: an operand is no array or has another dtype; a flag is not True or False.
       ValueError: shapes do not fit, or an option is another word.
 
-    The derivative reuses the factor: value and gradient cost one factorization. With ``"pos"`` it
-    is zero in the triangle that is not read.
+    The derivative reuses the factor: value and gradient cost one factorization. Derivatives are
+    zero in a triangle that is not read.
 
     Algorithm: see `cholesky`.
     """
-    _checks.option("solve", "assume_a", assume_a, ("pos", "gen"))
+    del overwrite_a, overwrite_b, debug, check_finite
+    _checks.option("solve", "assume_a", assume_a, ("gen", "pos", "her", "sym"))
     _checks.option("solve", "accuracy", accuracy, _checks.ACCURACIES)
+    lower = _checks.flag("solve", "lower", lower)
     (matrix, rhs), dtype = _checks.operands("solve", keep_stored=assume_a == "pos", a=a, b=b)
     _checks.square("solve", "a", matrix)
     columns = _checks.right_hand_side("solve", matrix, rhs)
     if assume_a == "pos":
-        x, info = solve_pos_op(matrix, columns, lower=bool(lower), accuracy=accuracy)
+        x, info = solve_pos_op(matrix, columns, lower=lower, accuracy=accuracy)
     else:
+        if assume_a == "her":
+            matrix = hermitian_from_triangle(matrix, upper=not lower)
+        elif assume_a == "sym":
+            matrix = symmetric_from_triangle(matrix, upper=not lower)
         x, info = solve_general(matrix, columns)
     x = _checks.drop_column(x, rhs).astype(dtype)
-    return (x, info) if return_info else x
+    return (x, info) if _checks.flag("solve", "return_info", return_info) else x
 
 
 def _factor_and_solve(

@@ -45,22 +45,24 @@ def triangular_solve(
       in its own system only.
 
     Raises:
-      TypeError: an operand has another dtype.
+      TypeError: an operand is no array or has another dtype; a flag is not True or False.
       ValueError: shapes do not fit.
 
     Derivatives are zero in the triangle that is not read, and on a unit diagonal.
     """
+    left_side = _checks.flag("triangular_solve", "left_side", left_side)
+    conjugate_a = _checks.flag("triangular_solve", "conjugate_a", conjugate_a)
     (matrix, rhs), dtype = _checks.operands("triangular_solve", a=a, b=b)
     _checks.square("triangular_solve", "a", matrix)
     columns = _checks.right_hand_side("triangular_solve", matrix, rhs, left_side=left_side)
     (x,) = triangular_solve_op(
         matrix,
         columns,
-        left_side=bool(left_side),
-        lower=bool(lower),
-        transpose_a=bool(transpose_a),
-        conjugate_a=bool(conjugate_a) and jnp.iscomplexobj(matrix),
-        unit_diagonal=bool(unit_diagonal),
+        left_side=left_side,
+        lower=_checks.flag("triangular_solve", "lower", lower),
+        transpose_a=_checks.flag("triangular_solve", "transpose_a", transpose_a),
+        conjugate_a=conjugate_a and jnp.iscomplexobj(matrix),
+        unit_diagonal=_checks.flag("triangular_solve", "unit_diagonal", unit_diagonal),
     )
     return _checks.drop_column(x, rhs, left_side=left_side).astype(dtype)
 
@@ -68,12 +70,16 @@ def triangular_solve(
 def solve_triangular(
     a: ArrayLike,
     b: ArrayLike,
-    *,
     trans: int | str = 0,
     lower: bool = False,
     unit_diagonal: bool = False,
+    overwrite_b: bool = False,
+    debug: Any = None,
+    check_finite: bool = True,
 ) -> Array:
-    """Solves ``op(a) x = b`` for each triangular matrix of a batch, as `jax.scipy.linalg` does.
+    """Solves ``op(a) x = b`` for each triangular matrix of a batch.
+
+    The signature and defaults of `jax.scipy.linalg.solve_triangular`.
 
     Args:
       a: matrices of shape ``(..., n, n)``, dtypes as in `triangular_solve`.
@@ -82,15 +88,17 @@ def solve_triangular(
         transpose.
       lower: a's lower triangle is used; otherwise its upper one.
       unit_diagonal: a's diagonal is taken as ones and not read.
+      overwrite_b, debug, check_finite: without effect, as in `jax.scipy.linalg`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
 
     Raises:
-      TypeError: an operand has another dtype.
+      TypeError: an operand is no array or has another dtype; a flag is not True or False.
       ValueError: shapes do not fit, or trans is something else.
     """
-    _checks.option("solve_triangular", "trans", trans, (0, 1, 2, "N", "T", "C"))
+    del overwrite_b, debug, check_finite
+    trans = _checks.option("solve_triangular", "trans", trans, (0, 1, 2, "N", "T", "C"))
     (matrix, rhs), dtype = _checks.operands("solve_triangular", a=a, b=b)
     _checks.square("solve_triangular", "a", matrix)
     columns = _checks.right_hand_side("solve_triangular", matrix, rhs)
@@ -98,10 +106,10 @@ def solve_triangular(
         matrix,
         columns,
         left_side=True,
-        lower=bool(lower),
+        lower=_checks.flag("solve_triangular", "lower", lower),
         transpose_a=trans not in (0, "N"),
         conjugate_a=trans in (2, "C") and jnp.iscomplexobj(matrix),
-        unit_diagonal=bool(unit_diagonal),
+        unit_diagonal=_checks.flag("solve_triangular", "unit_diagonal", unit_diagonal),
     )
     return _checks.drop_column(x, rhs).astype(dtype)
 

@@ -206,6 +206,33 @@ def general(rng: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
     return np.roll(normal(rng, dtype, shape) / (2 * np.sqrt(max(n, 1))) + 2 * np.eye(n), 1, -2)
 
 
+def symmetric(rng: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+    """Well conditioned symmetric matrices with pivots beside the diagonal."""
+    return _indefinite(rng, dtype, shape, lambda a: a)
+
+
+def hermitian(rng: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+    """Well conditioned Hermitian matrices that are not definite, pivots beside the diagonal."""
+    return _indefinite(rng, dtype, shape, np.conj)
+
+
+def _indefinite(rng: Any, dtype: Any, shape: Sequence[int], star: Callable) -> np.ndarray:
+    n = shape[-1]
+    g = normal(rng, dtype, shape) / (4 * np.sqrt(max(n, 1)))
+    swapped = 2 * np.eye(n)[np.minimum(np.arange(n) ^ 1, n - 1)]
+    return g + star(np.swapaxes(g, -1, -2)) + swapped
+
+
+# Matrices of the kinds that `solve` tells apart.
+MAKE = {"gen": general, "sym": symmetric, "her": hermitian, "pos": spd}
+
+
+def symmetric_from(a: np.ndarray, *, upper: bool) -> np.ndarray:
+    """The symmetric matrix whose upper or lower triangle is a's."""
+    half = np.triu(a) if upper else np.tril(a)
+    return half + np.swapaxes(half, -1, -2) * (1 - np.eye(a.shape[-1]))
+
+
 def hermitian_from(a: np.ndarray, *, upper: bool) -> np.ndarray:
     """The Hermitian matrix whose upper or lower triangle is a's."""
     strict = np.triu(a, 1) if upper else np.tril(a, -1)
@@ -326,6 +353,20 @@ def _solve_pos(lower: bool) -> Op:
     )
 
 
+def _solve_indefinite(kind: str, lower: bool) -> Op:
+    mirror = hermitian_from if kind == "her" else symmetric_from
+    return Op(
+        f"solve_{kind}-{'lower' if lower else 'upper'}",
+        "",
+        jb.solve,
+        {"assume_a": kind, "lower": lower},
+        functools.partial(mirror, upper=not lower),
+        MAKE[kind],
+        _strict_triangle(upper=lower),
+        real_diagonal=kind == "her",
+    )
+
+
 def _refined_solve(name: str, method: str, **options: Any) -> Op:
     pos = options.get("assume_a") != "gen"
     return Op(
@@ -351,6 +392,7 @@ SOLVE_TRIANGULAR = [
 CHO_SOLVE = [_cho_solve(lower) for lower in _BOTH]
 SOLVE_POS = [_solve_pos(lower) for lower in _BOTH]
 SOLVE_GEN = [Op("solve_gen", "", jb.solve, {"assume_a": "gen"}, lambda a: a, general, _nothing)]
+SOLVE_INDEFINITE = [_solve_indefinite("sym", False), _solve_indefinite("her", True)]
 REFINED = [
     _refined_solve("lower", "ir", lower=True),
     _refined_solve("upper-gmres", "gmres"),
@@ -359,7 +401,8 @@ REFINED = [
 # Slow to compile; the others differ in what is inside the primitives.
 ONE_REFINED = REFINED[:1]
 
-TABLE = [*CHOLESKY, *TRIANGULAR, *SOLVE_TRIANGULAR, *CHO_SOLVE, *SOLVE_POS, *SOLVE_GEN]
+TABLE = [*CHOLESKY, *TRIANGULAR, *SOLVE_TRIANGULAR, *CHO_SOLVE, *SOLVE_POS]
+TABLE += [*SOLVE_GEN, *SOLVE_INDEFINITE]
 BY_NAME = {op.name: op for op in (*TABLE, *REFINED)}
 
 # For transformations that are slow to compile: every operation, every flag on and off.

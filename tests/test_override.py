@@ -3,6 +3,7 @@
 import functools
 import itertools
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -247,6 +248,25 @@ def test_other_platforms_and_several_at_once():
         text = lowered(jnp.linalg.cholesky, a, platforms=("cpu", "cuda", "tpu"))
         assert text.count("@jax_batched.cholesky.v1") == 2
         assert "stablehlo.cholesky" in text
+
+
+@pytest.mark.parametrize("name", REPRESENTATIVE)
+def test_export_takes_our_disabled_checks(name):
+    """The way out of JAX's error is found by its sentence, or by the name of the target."""
+    f, expected = WORK[name]
+    xs = operands(name, "float64")
+    sentence = "custom calls whose targets have no compatibility guarantees"
+    with jb.override_jax_linalg():
+        with pytest.raises(ValueError, match=sentence) as error:
+            jax.export.export(jax.jit(lambda *xs: f(*xs)))(*xs)
+        exported = jax.export.export(
+            jax.jit(lambda *xs: f(*xs)), disabled_checks=jb.export_disabled_checks()
+        )(*xs)
+    assert targets(str(error.value)) == targets(exported.mlir_module()) == expected
+    np.testing.assert_allclose(exported.call(*xs), compiled(f, *xs), rtol=1e-10)
+    page = (Path(__file__).parents[1] / "docs" / "compatibility.md").read_text()
+    for searched in (sentence, *(f"@{target}" for target in expected)):
+        assert searched in page
 
 
 def test_our_own_operations_beyond_their_range_still_end_in_jax():

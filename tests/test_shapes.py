@@ -216,8 +216,8 @@ def test_batches_that_do_not_broadcast_are_refused(name):
     [
         (lambda: jb.cholesky(np.eye(2), accuracy="best"), ("cholesky", "accuracy", "best", "fast")),
         (
-            lambda: jb.solve(np.eye(2), np.ones(2), assume_a="sym"),
-            ("solve", "assume_a", "sym", "pos", "gen"),
+            lambda: jb.solve(np.eye(2), np.ones(2), assume_a="banded"),
+            ("solve", "assume_a", "banded", "gen", "pos", "her", "sym"),
         ),
         (
             lambda: jb.solve(np.eye(2), np.ones(2), assume_a="pos", accuracy="x"),
