@@ -1,17 +1,18 @@
-"""Fill the tables and pictures of a document from a results file.
+"""Fill the tables and pictures of documents from a results file.
 
-`python -m benchmarks.report docs/performance.md benchmarks/results/DEVICE.jsonl` writes what a
-section is between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of
-SECTIONS below, and draws the pictures beside the results file. Rows are also taken from
-DEVICE_sizes.jsonl, DEVICE_variants.jsonl, DEVICE_energy.jsonl, DEVICE_scaling.jsonl and
-DEVICE_counters.jsonl.
+`python -m benchmarks.report DOCUMENT... benchmarks/results/DEVICE.jsonl` writes what a section is
+between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of SECTIONS below,
+and draws the pictures beside the results file. Rows are also taken from DEVICE_sizes.jsonl,
+DEVICE_variants.jsonl, DEVICE_energy.jsonl, DEVICE_scaling.jsonl, DEVICE_counters.jsonl and, for the
+section `cores`, from those of all CPUs. benchmarks/README.md says which document is of which file.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,11 +34,21 @@ from benchmarks.run import time_text
 from benchmarks.table import OURS, THEIRS, figure, markdown
 
 HEADLINE = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
+SHORT = (8, 16, 32, 64, 96, 128, 256, 512)
+ON_CPU = (4, 8, 16, 32, 64, 128, 256)
+REAL = DTYPES[:2]
+ONE_TRIANGLE = tuple(op for op in USUAL_OPERATIONS if op != "cholesky_symmetrize")
+EQUAL_MEBIBYTES = 512  # of the rows with PyTorch and `refined_solve`, which have none of 4 GiB
 BATCH = 10_000  # of the published measurements
 FEW = 16  # right-hand sides; more are as many as rows
 # What a copy reaches of the theoretical bandwidth: 2.96 of 3.35 TB/s on an H100.
 COPY_SHARE = 0.88
 NAMES = {OURS: "jax_batched", f"{OURS}:fast": 'jax_batched, "fast"', THEIRS: "stock JAX"}
+# Calls that are spelled otherwise than their operation.
+CALLS = {
+    "cholesky_symmetrize": "cholesky(symmetrize_input=True)",
+    "solve_pos": 'solve(assume_a="pos")',
+}
 
 
 def beside(file: Path, suffix: str) -> Path:
@@ -136,6 +147,68 @@ def x_floor(file: Path, document: Path) -> Iterator[str]:
     )
 
 
+def faster(
+    found: Mapping[tuple[str, str, int, str], float],
+    op: str,
+    dtype: str,
+    sizes: Sequence[int],
+    than: str,
+) -> list[str]:
+    """How many times faster ours is than another implementation, for each size; - where unknown."""
+    pairs = [[found.get((op, dtype, n, impl)) for impl in (than, OURS)] for n in sizes]
+    return [figure(theirs / ours) if theirs and ours else "-" for theirs, ours in pairs]
+
+
+def speed_ups(
+    rows: Sequence[Row],
+    ops: Sequence[str],
+    dtypes: Sequence[str],
+    sizes: Sequence[int],
+    than: str = THEIRS,
+) -> Iterator[str]:
+    """A table of how many times faster ours is, by operation, dtype and n."""
+    found = {(r["op"], r["dtype"], r["n"], r["impl"]): r["ms"] for r in rows}
+    yield f"| operation | dtype | n = {' | '.join(map(str, sizes))} |"
+    yield "|---|---|" + "---:|" * len(sizes)
+    for op in ops:
+        head = f"`{CALLS.get(op, op)}`"
+        for dtype in dtypes:
+            yield f"| {head} | {dtype} | {' | '.join(faster(found, op, dtype, sizes, than))} |"
+            head = ""
+
+
+def speed_up(file: Path, document: Path) -> Iterator[str]:
+    """Speed-up over stock JAX in short."""
+    yield from speed_ups(usual(file), ONE_TRIANGLE, REAL, SHORT)
+
+
+def speed_up_all(file: Path, document: Path) -> Iterator[str]:
+    """Speed-up over stock JAX, all operations and dtypes."""
+    yield from speed_ups(usual(file), USUAL_OPERATIONS, DTYPES, (4, *SHORT))
+
+
+def pytorch(file: Path, document: Path) -> Iterator[str]:
+    """Speed-up over PyTorch, on batches of equal size."""
+    rows = select(load(file), 1, None, EQUAL_MEBIBYTES)
+    yield from speed_ups(rows, ONE_TRIANGLE, REAL, SHORT, "torch")
+
+
+def cores(file: Path, document: Path) -> Iterator[str]:
+    """Speed-up over stock JAX on every CPU that was measured."""
+    known = {}
+    for path in sorted(file.parent.glob("*-cores.jsonl")):
+        rows = usual(path)
+        known[rows[0]["device"]] = {(r["op"], r["dtype"], r["n"], r["impl"]): r["ms"] for r in rows}
+    yield f"| operation | dtype | processor | n = {' | '.join(map(str, ON_CPU))} |"
+    yield "|---|---|---|" + "---:|" * len(ON_CPU)
+    for op, dtype in itertools.product(ONE_TRIANGLE, REAL):
+        head = f"`{CALLS.get(op, op)}` | {dtype}"
+        for device, found in known.items():
+            cells = " | ".join(faster(found, op, dtype, ON_CPU, THEIRS))
+            yield f"| {head} | {device} | {cells} |"
+            head = " | "
+
+
 def batch_10000(file: Path, document: Path) -> Iterator[str]:
     """Time per call at batch 10,000."""
     rows = [row for row in load(file) if row["batch"] == BATCH and row["nrhs"] in (0, 1)]
@@ -143,17 +216,19 @@ def batch_10000(file: Path, document: Path) -> Iterator[str]:
 
 
 def small_batches(file: Path, document: Path) -> Iterator[str]:
-    """How many times faster than stock JAX, for batches of at most a few matrices per core."""
+    """How many times faster than stock JAX, of what was also measured with one matrix."""
     rows = [
         row
         for row in load(file)
-        if row["batch"] <= 132 and row["nrhs"] in (0, 1) and row["n"] <= max(HEADLINE)
+        if (row["batch"] <= 132 or row["batch"] == BATCH)
+        and row["nrhs"] in (0, 1)
+        and row["n"] <= max(HEADLINE)
     ]
     batches = sorted({row["batch"] for row in rows})
     found = {(r["op"], r["dtype"], r["n"], r["batch"], r["impl"]): r["ms"] for r in rows}
     yield "| operation | dtype | n | " + " | ".join(f"batch {b}" for b in batches) + " |"
     yield "|---|---|---:|" + "---:|" * len(batches)
-    for op, dtype, n in dict.fromkeys(key[:3] for key in sorted(found)):
+    for op, dtype, n in dict.fromkeys(key[:3] for key in sorted(found) if key[3] == 1):
         pairs = [[found.get((op, dtype, n, b, impl)) for impl in (THEIRS, OURS)] for b in batches]
         cells = [f"{theirs / ours:.2f}x" if theirs and ours else "-" for theirs, ours in pairs]
         yield f"| {op} | {dtype} | {n} | {' | '.join(cells)} |"
@@ -190,7 +265,8 @@ def refined(file: Path, document: Path) -> Iterator[str]:
     """Time of a solve in single, double and mixed precision: batches, and single large systems."""
     known = [row for row in load(file) if row["nrhs"] == 1]
     large = [row for row in known if row["batch"] == 1 and row["n"] > max(HEADLINE)]
-    batched = [row for row in select(known, 1, None, None) if row["n"] <= max(HEADLINE)]
+    equal = select(known, 1, None, EQUAL_MEBIBYTES)
+    batched = [row for row in equal if row["n"] <= max(HEADLINE)]
     found = {(r["op"], r["dtype"], r["impl"], r["n"]): r["ms"] for r in (*large, *batched)}
     sizes = sorted({row["n"] for row in (*large, *batched) if row["op"] == "refined_solve"})
     yield "| | " + " | ".join(f"n = {n}" for n in sizes) + " |"
@@ -276,6 +352,10 @@ def times(rows: Sequence[Row], label: str, columns: Sequence[int]) -> Iterator[s
 SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "measured": measured,
     "pictures": pictures,
+    "speed_up": speed_up,
+    "speed_up_all": speed_up_all,
+    "pytorch": pytorch,
+    "cores": cores,
     "x_floor": x_floor,
     "batch_10000": batch_10000,
     "small_batches": small_batches,
@@ -299,18 +379,19 @@ def fill(document: Path, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fill one document from one device's results."""
+    """Fill documents from one device's results."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.report",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("document", type=Path, help="a Markdown file")
+    parser.add_argument("document", type=Path, nargs="+", help="a Markdown file")
     parser.add_argument("file", type=Path, help="a results file")
     options = parser.parse_args(arguments)
     if not options.file.exists():
         parser.error(f"{options.file} does not exist")
-    fill(options.document, options.file)
+    for document in options.document:
+        fill(document, options.file)
 
 
 if __name__ == "__main__":
