@@ -244,19 +244,21 @@ class Operation:
 
     # Lowering.
 
-    def has_kernel(self, platform: _ffi.Platform, avals: Sequence[Any], params: Params) -> bool:
-        """Whether a call with operands of these types is lowered to kernels of this library."""
+    def has_kernel(self, platform: _ffi.Platform, ctx: Any, params: Params) -> bool:
+        """Whether the call that is lowered in this context becomes kernels of this library."""
+        avals = ctx.avals_in
         core_sizes = [
             size
             for aval, core in zip(avals, self.signature(params).operands, strict=True)
             for size in aval.shape[aval.ndim - len(core) :]
         ]
         n = avals[0].shape[-1]
+        for_export = ctx.module_context.lowering_parameters.for_export
         return (
-            _ffi.has_kernels(platform, self.name)
-            and isinstance(n, int)
+            isinstance(n, int)
             and n <= _ffi.max_n(self.name, avals[0].dtype)
             and all(_at_least(1, size) for size in core_sizes)
+            and _ffi.has_kernels(platform, for_export=for_export)
         )
 
     def _lower_to_lax(self, ctx: Any, *operands: Any, **params: Any) -> Any:
@@ -280,7 +282,7 @@ class Operation:
     def _lower_to_kernel(
         self, platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any
     ) -> Any:
-        if not self.has_kernel(platform, ctx.avals_in, params):
+        if not self.has_kernel(platform, ctx, params):
             return self._lower_to_lax(ctx, *operands, **params)
         if not self.rules.fused(platform, *ctx.avals_in):
             assert self.rules.composed is not None
@@ -539,7 +541,7 @@ def override_lowering(
 
     def lower(platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any) -> Any:
         ours = adapt(params)
-        if not operation.has_kernel(platform, ctx.avals_in, ours):
+        if not operation.has_kernel(platform, ctx, ours):
             rule = (former[platform] or _lowerings(None)[primitive]).rule
             return rule(ctx, *operands, **params)
         call = mlir.lower_fun(lambda *xs: operation(*xs, **ours)[: len(ctx.avals_out)])
