@@ -1,7 +1,8 @@
 """Fails if a CUDA kernel listed as spill-free spills, or the build is too slow or too large.
 
-The log is the compiler's (ptxas -v). `ffi/cuda/spill_free.txt` holds one regular expression a line;
-a kernel whose demangled name matches one may not use local memory for spills.
+The build is for one architecture. The log is the compiler's (ptxas -v). `ffi/cuda/spill_free.txt`
+holds one regular expression a line; a kernel whose demangled name matches one may not use local
+memory for spills.
 """
 
 import argparse
@@ -12,7 +13,10 @@ import zipfile
 from pathlib import Path
 
 MAX_SECONDS = 15 * 60
-MAX_MODULE_BYTES = 64 * 2**20
+# Of the module, for one architecture: now, and what all families to come may bring it to. Whoever
+# brings a family raises the first.
+MAX_MODULE_MIB = 12
+BUDGET_MIB = 25
 ROOT = Path(__file__).parents[1]
 
 
@@ -63,13 +67,16 @@ def main() -> None:
         if not matching:
             faults.append(f"no kernel matches '{pattern}'")
         faults += [f"{name} spills {size} bytes" for name, size in matching.items() if size]
-    size = max(module_bytes(wheel) for wheel in arguments.wheels.glob("*.whl"))
-    if size > MAX_MODULE_BYTES:
-        faults.append(f"the module has {size / 2**20:.1f} MiB")
+    size = max(module_bytes(wheel) for wheel in arguments.wheels.glob("*.whl")) / 2**20
+    if size > MAX_MODULE_MIB:
+        faults.append(f"the module has {size:.1f} MiB, more than {MAX_MODULE_MIB}")
     took = seconds(arguments.ninja_log.read_text())
     if took > MAX_SECONDS:
         faults.append(f"the build took {took} s")
-    print(f"{len(kernels)} kernels, {took} s, module {size / 2**20:.1f} MiB")
+    print(
+        f"{len(kernels)} kernels, {took} s, module {size:.1f} MiB "
+        f"(may have {MAX_MODULE_MIB}, with all that is to come {BUDGET_MIB})"
+    )
     if faults:
         sys.exit("\n".join(faults))
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import os
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -20,6 +21,9 @@ PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
 # The platform as `jax.ffi` spells it, and the native module that holds its handlers.
 _FFI_PLATFORM = {"cpu": "cpu", "cuda": "CUDA"}
 _MODULE = {"cpu": "jax_batched._cpu", "cuda": "jax_batched._cuda"}
+
+# Builds the CUDA module on a machine without a CUDA toolkit, too.
+CUDA_BUILD_COMMAND = "JAX_BATCHED_CUDA=PYPI pip install ."
 
 # Largest n that a kernel serves, per operation; beyond it the operation is plain `lax`. These are
 # properties of the kernels of this version on every GPU, not of the machine at hand, so that a
@@ -68,11 +72,11 @@ def target_name(operation: str) -> str:
 
 
 def max_n(operation: str, dtype: Any) -> int:
-    """Largest matrix size that the operation's kernels serve; 0 for a dtype that none serves.
+    """Largest matrix size that the operation's kernels serve; 0 where there are none.
 
     Beyond it the operation is `lax`.
     """
-    return _MAX_N[operation].get(np.dtype(dtype).name, 0)
+    return _MAX_N.get(operation, {}).get(np.dtype(dtype).name, 0)
 
 
 def max_fused_n(platform: Platform, dtype: Any) -> int:
@@ -144,16 +148,30 @@ def native_module_status(platform: Platform) -> str:
     return _loaded[platform][1]
 
 
-def has_kernels(platform: Platform, operation: str) -> bool:
-    """Whether calls of an operation on this platform are lowered to our kernels.
+def has_kernels(platform: Platform, *, for_export: bool) -> bool:
+    """Whether calls on this platform that a kernel can serve are lowered to it.
 
     A process without the CUDA module that has no CUDA device either can only lower programs for
     CUDA in order to export them: they call the kernels of the process that will run them. With a
-    device but without the module, the program may well run here, and is `lax`.
+    device but without the module, the program may well run here, and is `lax`: a warning says so,
+    once, unless the program is lowered for export.
     """
-    if operation not in _MAX_N:
-        return False
-    return native_module(platform) is not None or not devices(platform)
+    if native_module(platform) is not None or not devices(platform):
+        return True
+    if not for_export:
+        _warn_of_missing_cuda_module()
+    return False
+
+
+@functools.cache
+def _warn_of_missing_cuda_module() -> None:
+    warnings.warn(
+        f"jax_batched: there is a CUDA device, but {native_module_status('cuda')}. Operations run "
+        f"there as plain `lax`, which is slower. `{CUDA_BUILD_COMMAND}` in the source folder "
+        "builds the kernels.",
+        RuntimeWarning,
+        stacklevel=2,
+    )
 
 
 def devices(platform: Platform) -> tuple[jax.Device, ...]:

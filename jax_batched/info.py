@@ -3,6 +3,7 @@
 import jax
 
 import jax_batched as jb
+from jax_batched import _ffi
 
 
 def main() -> None:
@@ -18,6 +19,8 @@ def main() -> None:
         print(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         )
+    if _ffi.native_module("cuda") is None:
+        print(f"`{_ffi.CUDA_BUILD_COMMAND}` in the source folder builds the kernels for CUDA.")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,10 @@ import tempfile
 import jax
 import numpy as np
 import ops
+import pytest
 
 import jax_batched as jb
+from jax_batched import _ffi
 
 PLATFORMS = ("cpu", "cuda", "other")
 
@@ -60,6 +62,58 @@ def test_info_program_prints_the_table():
     for row in jb.backend_info():
         line = rf"{re.escape(row.operation)} +{row.platform} +{row.path} "
         assert re.search(line, text), line
+
+
+def test_info_program_names_the_command_that_builds_the_cuda_module():
+    there = _ffi.native_module("cuda") is not None
+    assert (_ffi.CUDA_BUILD_COMMAND in run("-m", "jax_batched.info")) != there
+
+
+@pytest.fixture
+def without_the_cuda_module(monkeypatch):
+    """Lowering as in a process without the CUDA module that sees these devices of CUDA."""
+
+    def pretend(*devices):
+        monkeypatch.setitem(_ffi._loaded, "cuda", (None, "it was not built"))
+        monkeypatch.setattr(_ffi, "devices", lambda platform: devices)
+
+    _ffi._warn_of_missing_cuda_module.cache_clear()
+    yield pretend
+    _ffi._warn_of_missing_cuda_module.cache_clear()
+
+
+def calls_a_kernel(op, platform, n=3):
+    f = jax.jit(lambda *operands: op(*operands))
+    text = f.trace(*op.operands("float32", n=n)).lower(lowering_platforms=(platform,)).as_text()
+    return "jax_batched." in text
+
+
+def test_a_gpu_without_the_cuda_module_warns_once(without_the_cuda_module):
+    without_the_cuda_module("a GPU")
+    op, *others = ops.ONE_EACH
+    with pytest.warns(RuntimeWarning, match=re.escape(_ffi.CUDA_BUILD_COMMAND)) as caught:
+        assert not calls_a_kernel(op, "cuda")
+    assert len(caught) == 1
+    assert "it was not built" in str(caught[0].message)
+    for op in others:  # a second warning would be an error
+        assert not calls_a_kernel(op, "cuda")
+
+
+def test_jaxs_own_functions_warn_too(without_the_cuda_module):
+    without_the_cuda_module("a GPU")
+    with jb.override_jax_linalg(), pytest.warns(RuntimeWarning, match="it was not built"):
+        f = jax.jit(lambda a: jax.numpy.linalg.cholesky(a))
+        f.trace(np.eye(3, dtype="float32")).lower(lowering_platforms=("cuda",))
+
+
+def test_no_warning_where_no_kernel_is_missed(without_the_cuda_module):
+    """A warning would be an error."""
+    without_the_cuda_module("a GPU")
+    op = ops.ONE_EACH[0]
+    assert calls_a_kernel(op, "cpu")
+    assert not calls_a_kernel(op, "cuda", n=513)
+    without_the_cuda_module()
+    assert calls_a_kernel(op, "cuda")
 
 
 def test_import_without_a_gpu_uses_the_cpu():

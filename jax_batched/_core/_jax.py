@@ -61,6 +61,11 @@ def with_automatic_sharding(
     return wrapped  # type: ignore[no-any-return, unused-ignore]
 
 
+def is_for_export(ctx: Any) -> bool:
+    """Whether the program of a lowering context is lowered to be exported."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
 def devices_of_program(ctx: Any) -> int:
     """How many devices share a program that the partitioner may split; 1 if it may not.
 
@@ -70,7 +75,7 @@ def devices_of_program(ctx: Any) -> int:
     module = ctx.module_context
     if (
         not isinstance(module.axis_context, mlir.ShardingContext)
-        or module.lowering_parameters.for_export
+        or is_for_export(ctx)
         or not getattr(jax.config, "jax_use_shardy_partitioner", True)
     ):
         return 1

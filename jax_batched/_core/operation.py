@@ -42,6 +42,7 @@ class Call(NamedTuple):
       dtype: of the data.
       sizes: of the core dimensions by name; symbolic in an exported program.
       params: the operation's own parameters.
+      for_export: whether the program is lowered to be exported.
     """
 
     operation: str
@@ -49,6 +50,7 @@ class Call(NamedTuple):
     dtype: Any
     sizes: dict[str, Any]
     params: Params
+    for_export: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,10 +74,10 @@ def _has_kernels(call: Call) -> bool:
     """Whether kernels serve a call's platform, dtype and sizes."""
     n = call.sizes.get("n")
     return (
-        _ffi.has_kernels(call.platform, call.operation)
-        and isinstance(n, int)
+        isinstance(n, int)
         and n <= _ffi.max_n(call.operation, call.dtype)
         and all(at_least(1, size) for size in call.sizes.values())
+        and _ffi.has_kernels(call.platform, for_export=call.for_export)
     )
 
 
@@ -312,18 +314,20 @@ class Operation:
 
     # Lowering.
 
-    def path(self, platform: _ffi.Platform | None, avals: Sequence[Any], params: Params) -> Path:
-        """The path of a call with operands of these types."""
+    def path(self, platform: _ffi.Platform | None, ctx: Any, params: Params) -> Path:
+        """The path of the call that is lowered in this context."""
+        dtype = ctx.avals_in[self.rules.data].dtype
         paths = self.rules.paths
         forced = [path for path in paths if path.name == params["kernel"] != "kernel"]
         if platform is None:
             serving = paths[-1:]
         else:
-            dtype = avals[self.rules.data].dtype
-            call = Call(self.name, platform, dtype, self._sizes(avals, params), _own(params))
+            sizes = self._sizes(ctx.avals_in, params)
+            for_export = _jax.is_for_export(ctx)
+            call = Call(self.name, platform, dtype, sizes, _own(params), for_export)
             serving = tuple(path for path in paths if path.serves(call))
         path = (forced or serving)[0]
-        if path.compute is not None and self._is_stored(avals[self.rules.data].dtype):
+        if path.compute is not None and self._is_stored(dtype):
             return self._widened
         return path
 
@@ -343,7 +347,7 @@ class Operation:
     def _lower(
         self, platform: _ffi.Platform | None, ctx: Any, *operands: Any, **params: Any
     ) -> Any:
-        path = self.path(platform, ctx.avals_in, params)
+        path = self.path(platform, ctx, params)
         if path.compute is None:
             assert platform is not None
             return self._lower_to_kernel(platform, ctx, *operands, **params)

@@ -26,7 +26,7 @@ def override_lowering(
 
     def lower(platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any) -> Any:
         ours = {**adapt(params), "kernel": ""}
-        if operation.path(platform, ctx.avals_in, ours).name == "lax":
+        if operation.path(platform, ctx, ours).name == "lax":
             rule = (former[platform] or _jax.lowerings(None)[primitive]).rule
             return rule(ctx, *operands, **params)
         call = _jax.mlir.lower_fun(
