@@ -30,10 +30,9 @@ inline constexpr bool kRolled =
 template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
   if constexpr (kRolled<S, kTiles, kExact>) {
-    static_assert(kGroup == 1 && !kRedundant);
-    return launch<cholesky_warp_rolled_kernel<S, kTiles, kExact, kWarps, kMinBlocks>>(
-        stream, args.batch, kWarps, 32 * kWarps,
-        cholesky_warp_shared_bytes<S, kTiles, 1, kExact, kWarps>(), args);
+    static_assert(kGroup == 1 && !kRedundant && kWarps == 1);
+    return launch<cholesky_warp_rolled_kernel<S, kTiles, kExact, kMinBlocks>>(
+        stream, args.batch, 1, 32, cholesky_warp_shared_bytes<S, kTiles, 1, kExact, 1>(), args);
   } else {
     // The cap of a row of more than 8 tiles is for rolled kernels: unrolled ones would spill.
     constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
@@ -43,11 +42,11 @@ cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
   }
 }
 
-template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kSlots, bool kExact, int kMinBlocks>
 cudaError_t launch_rows(cudaStream_t stream, const CholeskyArguments<S>& args) {
-  return launch<cholesky_rows_kernel<S, kSlots, kLanes, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * (32 / kLanes), 32 * kWarps,
-      cholesky_rows_shared_bytes<S, kSlots, kLanes, kExact, kWarps>(), args);
+  using Stage = StoredRows<S, kSlots, kExact>;
+  return launch<cholesky_rows_kernel<S, kSlots, kExact, kMinBlocks>>(
+      stream, args.batch, Stage::kMatrices, 32, Stage::kBytes, args);
 }
 
 template <class S>
@@ -63,12 +62,10 @@ struct TierLauncher {
     if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
     } else if constexpr (kTier.kernel == "rows") {
-      constexpr int kLanes = 32 / kTier.group;
-      constexpr int kSlots = ceil_div(kTier.max_n, kLanes);
-      static_assert(kTier.min_n > kLanes * (kSlots - 1), "only the last slot may be ragged");
-      return args.n == kLanes * kSlots
-                 ? launch_rows<S, kSlots, kLanes, true, kTier.warps, kMinBlocks>(stream, args)
-                 : launch_rows<S, kSlots, kLanes, false, kTier.warps, kMinBlocks>(stream, args);
+      constexpr int kSlots = ceil_div(kTier.max_n, 8);
+      static_assert(kTier.min_n > 8 * (kSlots - 1), "only the last slot may be ragged");
+      return args.n == 8 * kSlots ? launch_rows<S, kSlots, true, kMinBlocks>(stream, args)
+                                  : launch_rows<S, kSlots, false, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "warp") {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
@@ -89,9 +86,8 @@ struct TierLauncher {
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
-      return launch<cholesky_halves_kernel<S, kTiles, kTier.warps, kMinBlocks>>(
-          stream, args.batch, kTier.warps, 32 * kTier.warps,
-          cholesky_halves_shared_bytes<S, kTiles, kTier.warps>(), args);
+      return launch<cholesky_halves_kernel<S, kTiles, kMinBlocks>>(
+          stream, args.batch, 1, 32, Halves<S, kTiles>::kElements * sizeof(S), args);
     } else if constexpr (kTier.kernel == "left") {
       using Factor = LeftFactor<kTier.warps - 1, RhsPlace::kNone>;
       static_assert(kTier.max_n <= Factor::kMaxN);

@@ -162,20 +162,18 @@ constexpr size_t cholesky_warp_shared_bytes() {
 
 // The same for one large matrix a warp, whose panels, unrolled, would overflow the instruction
 // cache: only what touches the tiles is compiled once per panel.
-template <class S, int kTiles, bool kExact, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class S, int kTiles, bool kExact, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     cholesky_warp_rolled_kernel(const CholeskyArguments<S> args) {
   using T = Computed<S>;
   using Step = Panel<T, kTiles, 1>;
   using Shared = CholeskyWarpShared<S, kTiles, 1, kExact>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
-  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int lane = threadIdx.x;
+  const int64_t index = blockIdx.x;
   const RowStage<S, kTiles, kExact> rows(args.n);
   const int n = rows.n;
-  unsigned char* shared = dynamic_shared + warp * Shared::kBytes;
-  T* panel = reinterpret_cast<T*>(shared);
-  S* stage = reinterpret_cast<S*>(shared + Shared::kPanelBytes);
+  T* panel = reinterpret_cast<T*>(dynamic_shared);
+  S* stage = reinterpret_cast<S*>(dynamic_shared + Shared::kPanelBytes);
   S* l = args.l + index * n * n;
 
   Fragment<T, kTiles> m[1];
@@ -185,8 +183,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     load_fragment<kExact, T, kTiles>(m[0], reinterpret_cast<const T*>(a[0].data), n, args.upper,
                                      lane);
   } else {
-    load_staged<1, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(shared), a, args.upper,
-                                               kDirect || args.symmetrize, lane);
+    load_staged<1, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(dynamic_shared), a,
+                                               args.upper, kDirect || args.symmetrize, lane);
   }
   rows.clear(stage, lane);
   int info = 0;
@@ -217,19 +215,17 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 }
 
 // One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh).
-template <class T, int kTiles, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class T, int kTiles, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     cholesky_halves_kernel(const CholeskyArguments<T> args) {
   using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * kWarps + warp;
-  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = args.n;
+  const int lane = threadIdx.x, n = args.n;
+  const int64_t index = blockIdx.x;
   const bool upper = args.upper;
   const T* a = args.a + index * n * n;
   T* l = args.l + index * n * n;
-  const Matrix matrix{reinterpret_cast<T*>(dynamic_shared) + warp * Matrix::kElements, n, lane};
+  const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   int info = 0;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
@@ -282,29 +278,23 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   if (info) fill_failed(l, n, upper, lane, 32);
 }
 
-template <class T, int kTiles, int kWarps>
-constexpr size_t cholesky_halves_shared_bytes() {
-  return size_t{kWarps} * Halves<T, kTiles>::kElements * sizeof(T);
-}
-
 // One warp for four matrices of 8 * kSlots - 7 .. 8 * kSlots rows of 16-bit elements, rows dealt
 // out to 8 lanes each (rows.cuh). The warp kernel takes as long as with 32-bit elements, for shared
 // memory and shuffles limit it; here a load of a column serves all matrices of the warp.
-template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class S, int kSlots, bool kExact, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     cholesky_rows_kernel(const CholeskyArguments<S> args) {
-  using Stage = StoredRows<S, kSlots, kLanes, kExact>;
+  using Stage = StoredRows<S, kSlots, kExact>;
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * Stage::kMatrices;
-  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  constexpr int kLanes = Matrix::kLanes;
+  const int lane = threadIdx.x;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
   const S* a = args.a + first * n * n;
   const Reading reading{args.upper, args.symmetrize};
-  unsigned char* shared = dynamic_shared + warp * Stage::kBytes;
-  const Stage stage(reinterpret_cast<S*>(shared), n, lane);
+  const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
   stage.start_copy(a, count, reading);
   commit_copies();
   wait_for_copies<0>();
@@ -316,7 +306,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   stage.load(m, index(q), reading);
   __syncwarp();
   T none[kSlots];
-  m.template factor<false>(reinterpret_cast<T*>(shared) + q * Matrix::kColumns, none, g);
+  m.template factor<false>(reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kColumns, none, g);
   __syncwarp();  // every lane has read the last column
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
@@ -327,11 +317,6 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   stage.put(m, q, info != 0, args.upper);
   __syncwarp();
   stage.store(args.l + first * n * n, count);
-}
-
-template <class S, int kSlots, int kLanes, bool kExact, int kWarps>
-constexpr size_t cholesky_rows_shared_bytes() {
-  return size_t{kWarps} * StoredRows<S, kSlots, kLanes, kExact>::kBytes;
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).

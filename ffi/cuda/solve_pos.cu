@@ -20,32 +20,30 @@ struct ThreadLauncher {
   }
 };
 
-template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+template <class T, int kTiles, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const SolvePosArguments<T>& args) {
-  return launch<solve_pos_warp_kernel<T, kTiles, kGroup, kRedundant, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * kGroup, 32 * kWarps,
-      solve_pos_warp_shared_bytes<T, kTiles, kGroup, kWarps>(), args);
+  return launch<solve_pos_warp_kernel<T, kTiles, kMinBlocks>>(
+      stream, args.batch, 1, 32, solve_pos_warp_shared_bytes<T, kTiles>(), args);
 }
 
-template <class T, int kSlots, int kLanes, bool kMany, int kWarps, int kMinBlocks>
+template <class T, int kSlots, bool kMany, int kMinBlocks>
 cudaError_t launch_rows(cudaStream_t stream, const SolvePosArguments<T>& args) {
-  return launch<solve_pos_rows_kernel<T, kSlots, kLanes, kMany, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * (32 / kLanes), 32 * kWarps,
-      solve_pos_rows_shared_bytes<T, kSlots, kLanes, kWarps>(), args);
+  return launch<solve_pos_rows_kernel<T, kSlots, kMany, kMinBlocks>>(
+      stream, args.batch, Rows<T, kSlots>::kMatrices, 32, solve_pos_rows_shared_bytes<T, kSlots>(),
+      args);
 }
 
-template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
+template <class T, int kTiles, bool kExact, int kMinBlocks>
 cudaError_t launch_rolled(cudaStream_t stream, const SolvePosArguments<T>& args) {
-  return launch<solve_pos_warp_rolled_kernel<T, kTiles, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch * args.nrhs, kWarps, 32 * kWarps,
-      solve_pos_warp_shared_bytes<T, kTiles, 1, kWarps>(), args);
+  return launch<solve_pos_warp_rolled_kernel<T, kTiles, kExact, kMinBlocks>>(
+      stream, args.batch * args.nrhs, 1, 32, solve_pos_warp_shared_bytes<T, kTiles>(), args);
 }
 
-template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kSlots, bool kExact, int kMinBlocks>
 cudaError_t launch_stored_rows(cudaStream_t stream, const SolvePosArguments<S>& args) {
-  return launch<solve_pos_stored_rows_kernel<S, kSlots, kLanes, kExact, kWarps, kMinBlocks>>(
-      stream, args.batch, kWarps * (32 / kLanes), 32 * kWarps,
-      solve_pos_stored_rows_shared_bytes<S, kSlots, kLanes, kExact, kWarps>(), args);
+  using Stage = StoredRows<S, kSlots, kExact>;
+  return launch<solve_pos_stored_rows_kernel<S, kSlots, kExact, kMinBlocks>>(
+      stream, args.batch, Stage::kMatrices, 32, Stage::kBytes, args);
 }
 
 template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
@@ -77,51 +75,41 @@ struct TierLauncher {
   cudaError_t tier() const {
     constexpr Tier kTier = kTable[kRow];
     constexpr int kMinBlocks = kTier.min_blocks > 0 ? kTier.min_blocks : 1;
+    static_assert(kTier.warps == 1 || kTier.kernel == "left", "a warp a block");
     if constexpr (kTier.kernel == "thread") {
       return with_size<kTier.max_n>(args.n, ThreadLauncher<S>{stream, args});
     } else if constexpr (kTier.kernel == "rows") {
-      constexpr int kLanes = 32 / kTier.group;
-      constexpr int kSlots = ceil_div(kTier.max_n, kLanes);
-      static_assert(kTier.min_n > kLanes * (kSlots - 1), "only the last slot may be ragged");
+      constexpr int kSlots = ceil_div(kTier.max_n, 8);
+      static_assert(kTier.min_n > 8 * (kSlots - 1), "only the last slot may be ragged");
       if constexpr (is_storage_only(kDTypeOf<S>)) {
-        return args.n == kLanes * kSlots
-                   ? launch_stored_rows<S, kSlots, kLanes, true, kTier.warps, kMinBlocks>(stream,
-                                                                                          args)
-                   : launch_stored_rows<S, kSlots, kLanes, false, kTier.warps, kMinBlocks>(stream,
-                                                                                           args);
+        return args.n == 8 * kSlots
+                   ? launch_stored_rows<S, kSlots, true, kMinBlocks>(stream, args)
+                   : launch_stored_rows<S, kSlots, false, kMinBlocks>(stream, args);
       } else if (args.nrhs == 1) {
-        return launch_rows<S, kSlots, kLanes, false, kTier.warps, kTier.min_blocks>(stream, args);
+        return launch_rows<S, kSlots, false, kTier.min_blocks>(stream, args);
       } else if constexpr (kManyByRows<S, kSlots>) {
-        return launch_rows<S, kSlots, kLanes, true, kTier.warps, kTier.min_blocks>(stream, args);
+        return launch_rows<S, kSlots, true, kTier.min_blocks>(stream, args);
       } else {
-        static_assert(kLanes == 8, "slots are the tiles of the warp kernel");
-        return launch_warp<S, kSlots, 1, false, false, 1, 1>(stream, args);
+        return launch_warp<S, kSlots, 1>(stream, args);
       }
-    } else if constexpr (kTier.kernel == "beside") {
-      constexpr int kWorkers = kTier.warps - 2;
-      static_assert(kTier.max_n <= LeftFactor<kWorkers, RhsPlace::kWarp>::kMaxN);
-      return launch_left<kWorkers, RhsPlace::kWarp, true, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "left") {
-      constexpr int kWorkers = kTier.warps - 1;
-      static_assert(kTier.max_n <= LeftFactor<kWorkers, RhsPlace::kRowTile>::kMaxN);
-      if constexpr (kTier.max_n > kMaxLeftProductsN) {
-        if (args.nrhs == 1) {
-          return launch_left<kWorkers, RhsPlace::kRowTile, false, kMinBlocks>(stream, args);
-        }
+      constexpr RhsPlace kPlace = kTier.rhs_warp ? RhsPlace::kWarp : RhsPlace::kRowTile;
+      constexpr int kWorkers = kTier.warps - (kTier.rhs_warp ? 2 : 1);
+      static_assert(kTier.max_n <= LeftFactor<kWorkers, kPlace>::kMaxN);
+      if constexpr (kPlace == RhsPlace::kRowTile && kTier.max_n > kMaxLeftProductsN) {
+        if (args.nrhs == 1) return launch_left<kWorkers, kPlace, false, kMinBlocks>(stream, args);
       }
-      return launch_left<kWorkers, RhsPlace::kRowTile, true, kMinBlocks>(stream, args);
+      return launch_left<kWorkers, kPlace, true, kMinBlocks>(stream, args);
     } else if constexpr (kTier.kernel == "halves") {
       constexpr int kTiles = ceil_div(kTier.max_n, 16);
       static_assert(kTier.min_n > 8 * kTiles, "both halves have rows");
       if constexpr (kIsComplex<S> && kTier.max_n <= kMaxComplexWarpN<S>) {
         static_assert(kTier.min_n > kTier.max_n - 8);
-        if (args.nrhs > 1) {
-          return launch_warp<S, kTier.max_n / 8, 1, false, false, kTier.warps, 1>(stream, args);
-        }
+        if (args.nrhs > 1) return launch_warp<S, kTier.max_n / 8, 1>(stream, args);
       }
-      return launch<solve_pos_halves_kernel<S, kTiles, kTier.warps, kMinBlocks>>(
-          stream, args.batch * args.nrhs, kTier.warps, 32 * kTier.warps,
-          solve_pos_halves_shared_bytes<S, kTiles, kTier.warps>(), args);
+      return launch<solve_pos_halves_kernel<S, kTiles, kMinBlocks>>(
+          stream, args.batch * args.nrhs, 1, 32, Halves<S, kTiles>::kSolveElements * sizeof(S),
+          args);
     } else {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
@@ -136,25 +124,15 @@ struct TierLauncher {
         return launch<solve_pos_resident_kernel<kTiles>>(
             stream, args.batch, 1, 32, ResidentFactor<kTiles>::kSharedBytes, args);
       } else if constexpr (kTiles > 12) {
-        return one_by_one<kTier.warps, kMinBlocks, kTiles>();
+        return one_by_one<kMinBlocks, kTiles>();
       } else {
         // With several right-hand sides the substitutions count; beyond 12 tiles solve_pos is
         // factor and solve then.
         if constexpr (kTiles > 8) {
-          if (args.nrhs == 1) return one_by_one<kTier.warps, kMinBlocks, kTiles>();
+          if (args.nrhs == 1) return one_by_one<kMinBlocks, kTiles>();
         }
         // The cap of such a row is for the rolled kernel: the unrolled one would spill.
-        constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
-        // Complex kernels are larger and slower to compile, and so are those of several right-hand
-        // sides: one for all sizes of a tier.
-        if constexpr (!kIsComplex<S> && kTiles <= 8 && kTier.kernel == "warp") {
-          if (args.n == 8 * kTiles) {
-            return launch_warp<S, kTiles, kTier.group, kTier.redundant, true, kTier.warps, kCap>(
-                stream, args);
-          }
-        }
-        return launch_warp<S, kTiles, kTier.group, kTier.redundant, false, kTier.warps, kCap>(
-            stream, args);
+        return launch_warp<S, kTiles, (kTiles > 8 ? 1 : kMinBlocks)>(stream, args);
       }
     }
   }
@@ -162,10 +140,10 @@ struct TierLauncher {
  private:
   // One right-hand side at a time, by the kernel that keeps the loop over its panels: unrolled,
   // they overflow the instruction cache.
-  template <int kWarps, int kMinBlocks, int kTiles>
+  template <int kMinBlocks, int kTiles>
   cudaError_t one_by_one() const {
-    return args.n == 8 * kTiles ? launch_rolled<S, kTiles, true, kWarps, kMinBlocks>(stream, args)
-                                : launch_rolled<S, kTiles, false, kWarps, kMinBlocks>(stream, args);
+    return args.n == 8 * kTiles ? launch_rolled<S, kTiles, true, kMinBlocks>(stream, args)
+                                : launch_rolled<S, kTiles, false, kMinBlocks>(stream, args);
   }
 };
 

@@ -169,26 +169,24 @@ constexpr size_t solve_pos_thread_shared_bytes() {
   return SolveStage<S, kN>::Records::kElements * sizeof(S);
 }
 
-// kLanes lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for
+// 8 lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for
 // several right-hand sides: they need registers that one does not.
-template <class T, int kSlots, int kLanes, bool kMany, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class T, int kSlots, bool kMany, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_rows_kernel(const SolvePosArguments<T> args) {
-  using Matrix = Rows<T, kSlots, kLanes>;
+  using Matrix = Rows<T, kSlots>;
+  constexpr int kLanes = Matrix::kLanes;
   // Right-hand sides at a time, where there are several. The code for 4 would overflow the
   // instruction cache beyond 5 slots.
   constexpr int kTogether = kSlots > 5 ? 1 : 4;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int q = lane / kLanes, g = lane % kLanes;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * Matrix::kMatrices;
-  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  const int lane = threadIdx.x, q = lane / kLanes, g = lane % kLanes;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
   // A warp that is not full computes the last matrix again.
   const int64_t entry = min(first + q, args.batch - 1);
   const bool stored = first + q < args.batch;
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
-  T* shared =
-      reinterpret_cast<T*>(dynamic_shared) + (warp * Matrix::kMatrices + q) * Matrix::kElements;
+  T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
   const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
   Matrix::start_copy(shared, a, n, args.upper, g);
   commit_copies();
@@ -259,30 +257,28 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   }
 }
 
-template <class T, int kSlots, int kLanes, int kWarps>
+template <class T, int kSlots>
 constexpr size_t solve_pos_rows_shared_bytes() {
-  return size_t{kWarps} * (32 / kLanes) * Rows<T, kSlots, kLanes>::kElements * sizeof(T);
+  return Rows<T, kSlots>::kMatrices * Rows<T, kSlots>::kElements * sizeof(T);
 }
 
 // The same for 16-bit elements and one right-hand side.
-template <class S, int kSlots, int kLanes, bool kExact, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class S, int kSlots, bool kExact, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_stored_rows_kernel(const SolvePosArguments<S> args) {
-  using Stage = StoredRows<S, kSlots, kLanes, kExact>;
+  using Stage = StoredRows<S, kSlots, kExact>;
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int q = lane / kLanes, g = lane % kLanes;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * Stage::kMatrices;
-  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
+  constexpr int kLanes = Matrix::kLanes;
+  const int lane = threadIdx.x, q = lane / kLanes, g = lane % kLanes;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
   const Reading reading{args.upper, false};
   // A warp that is not full computes its last matrix again.
   const auto entry = [&](int of) { return first + min(of, count - 1); };
   const auto matrix = [&](int of) { return args.a + matrix_index(args.a_map, entry(of)) * n * n; };
-  unsigned char* shared = dynamic_shared + warp * Stage::kBytes;
-  const Stage stage(reinterpret_cast<S*>(shared), n, lane);
+  const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
   if (args.a_map.contiguous()) {
     stage.start_copy(matrix(0), count, reading);
     commit_copies();
@@ -305,7 +301,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   Matrix m;
   stage.load(m, min(q, count - 1), reading);
   __syncwarp();
-  m.template factor<true>(reinterpret_cast<T*>(shared) + q * Matrix::kColumns, y[0], g);
+  m.template factor<true>(reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kColumns, y[0], g);
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
     __syncwarp();  // every lane has read the last column
@@ -326,11 +322,6 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     const int i = kLanes * s + g;
     if (i < n) x[i] = narrow<S>(info ? quiet_nan<T>() : y[0][s]);
   }
-}
-
-template <class S, int kSlots, int kLanes, bool kExact, int kWarps>
-constexpr size_t solve_pos_stored_rows_shared_bytes() {
-  return size_t{kWarps} * StoredRows<S, kSlots, kLanes, kExact>::kBytes;
 }
 
 // 8 lanes of a warp for one matrix and one right-hand side, in shared memory (tile_columns.cuh).
@@ -390,10 +381,10 @@ constexpr size_t solve_pos_tiles_shared_bytes() {
 
 // What one warp keeps in shared memory per matrix, besides the panel: the factor's diagonal blocks,
 // the reciprocals of its diagonal, and right-hand sides that turn into y and then into x.
-template <class T, int kTiles, int kGroup>
+template <class T, int kTiles>
 struct SolveWorkspace {
-  using Step = Panel<T, kTiles, kGroup>;
-  static constexpr int kColumns = Step::kLanes / 8;  // right-hand sides at a time, 8 lanes each
+  using Step = Panel<T, kTiles, 1>;
+  static constexpr int kColumns = 4;  // right-hand sides at a time, 8 lanes each
   static constexpr int kBlocksAt = Step::kElements;
   static constexpr int kInversesAt = kBlocksAt + 64 * kTiles;  // elements of T, used as Real<T>
   static constexpr int kVectorsAt = kInversesAt + 8 * kTiles;
@@ -461,9 +452,9 @@ struct SolveWorkspace {
   }
 
   // y_p = L_pp^-1 (b_p - sums), or x_p = L_pp^-H (y_p - sums) if kBackward: 8 lanes per right-hand
-  // side, `lane` counted within this matrix; columns before `first` stay as they are. Each of the 8
-  // lanes solves the whole block for itself: handing the solution around by shuffles takes fewer
-  // instructions, but 8 times the latency of a shuffle, which was slower.
+  // side; columns before `first` stay as they are. Each of the 8 lanes solves the whole block for
+  // itself: handing the solution around by shuffles takes fewer instructions, but 8 times the
+  // latency of a shuffle, which was slower.
   template <bool kBackward>
   __device__ __forceinline__ void solve_block(int p, bool subtract, int first, int columns,
                                               int lane) const {
@@ -516,101 +507,77 @@ __device__ __forceinline__ void for_each_rhs_entry(int rows, int columns, int la
   }
 }
 
-// One warp for kGroup matrices, held in registers as tiles. The first right-hand side rides along
-// as one more column of the panels; the others are substituted on the fragments.
-template <class T, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+// One warp for a matrix, held in registers as tiles. The first right-hand side rides along as one
+// more column of the panels; the others are substituted on the fragments.
+template <class T, int kTiles, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_warp_kernel(const SolvePosArguments<T> args) {
-  using Workspace = SolveWorkspace<T, kTiles, kGroup>;
-  using Step = Panel<T, kTiles, kGroup>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kGroup;
-  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = kExact ? 8 * kTiles : args.n;
-  const int64_t nrhs = args.nrhs;
-  T* shared = reinterpret_cast<T*>(dynamic_shared) + warp * (kGroup * Workspace::kElements);
-  const auto workspace = [&](int q) { return Workspace{shared + q * Workspace::kElements}; };
+  using Workspace = SolveWorkspace<T, kTiles>;
+  using Step = Panel<T, kTiles, 1>;
+  const int lane = threadIdx.x, n = args.n;
+  const int64_t index = blockIdx.x, nrhs = args.nrhs;
+  const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
+  T* vector = own.vector(0);
 
-  // Entry q of the group, clamped: a group that is not full computes its last matrix again.
-  const auto entry = [&](int q) { return min(first + q, args.batch - 1); };
-  const auto load_rhs = [&](int q, int64_t column, int columns) {
-    const T* b = args.b + matrix_index(args.b_map, entry(q)) * n * nrhs + column;
-    T* to = workspace(q).vector(0);
+  const T* rhs = args.b + matrix_index(args.b_map, index) * n * nrhs;
+  const auto load_rhs = [&](int64_t column, int columns) {
+    const T* b = rhs + column;
     for_each_rhs_entry<8 * kTiles>(8 * kTiles, columns, lane, [&](int i, int c) {
-      to[8 * kTiles * c + i] = i < n ? conj_if(args.upper, b[i * nrhs + c]) : T(0);
+      vector[8 * kTiles * c + i] = i < n ? conj_if(args.upper, b[i * nrhs + c]) : T(0);
     });
   };
 
   int columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs));
-  Fragment<T, kTiles> m[kGroup];
-#pragma unroll
-  for (int q = 0; q < kGroup; ++q) {
-    load_fragment<kExact, T, kTiles>(m[q], args.a + matrix_index(args.a_map, entry(q)) * n * n, n,
-                                     args.upper, lane);
-    load_rhs(q, 0, columns);
-  }
-  // In the panel phase this lane works on row r of matrix `mine`.
-  const int mine = lane / Step::kLanes, r = lane % Step::kLanes;
-  const Workspace own = workspace(mine);
+  Fragment<T, kTiles> m;
+  load_fragment<false, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
+                                  args.upper, lane);
+  load_rhs(0, columns);
   int info = 0;
 #pragma unroll
   for (int p = 0; p < kTiles; ++p) {
-#pragma unroll
-    for (int q = 0; q < kGroup; ++q) Step::publish(workspace(q).panel(), m[q], p, lane);
+    Step::publish(own.panel(), m, p, lane);
     __syncwarp();
     T x[Step::kSlots][8], b[Step::kSlots];
-    Step::load_rows(x, own.panel(), p, r);
+    Step::load_rows(x, own.panel(), p, lane);
 #pragma unroll
     for (int s = 0; s < Step::kSlots; ++s) {
-      if (Step::in_use(p, s)) b[s] = own.vector(0)[Step::row(p, s, r)];
+      if (Step::in_use(p, s)) b[s] = vector[Step::row(p, s, lane)];
     }
-    const int steps = kExact || p < kTiles - 1 ? 8 : n - 8 * p;
-    Real<T> inverse = 1, root;
-    if constexpr (kRedundant) {
-      root = Step::template factor_redundant<true>(x, b, own.panel(), own.vector(0), p, steps, r,
-                                                   inverse);
-    } else {
-      root = Step::template factor<true>(x, b, p, steps, r, inverse);
-    }
+    const int steps = p < kTiles - 1 ? 8 : n - 8 * p;
+    Real<T> inverse = 1;
+    const Real<T> root = Step::template factor<true>(x, b, p, steps, lane, inverse);
     __syncwarp();  // every lane has read the right-hand side
-    Step::template repair<true>(x, b, own.panel(), own.vector(0), p, steps, lane, root, inverse,
-                                info);
-    Step::store_columns(own.panel(), x, p, r);
+    Step::template repair<true>(x, b, own.panel(), vector, p, steps, lane, root, inverse, info);
+    Step::store_columns(own.panel(), x, p, lane);
 #pragma unroll
     for (int s = 0; s < Step::kSlots; ++s) {
-      if (Step::in_use(p, s) && 8 * p + r + s * Step::kLanes < 8 * kTiles) {
-        own.vector(0)[8 * p + r + s * Step::kLanes] = b[s];
-      }
+      const int i = 8 * p + lane + 32 * s;
+      if (Step::in_use(p, s) && i < 8 * kTiles) vector[i] = b[s];
     }
-    if (r < 8) own.keep_block(p, r, x[0], inverse);
+    if (lane < 8) own.keep_block(p, lane, x[0], inverse);
     __syncwarp();
-#pragma unroll
-    for (int q = 0; q < kGroup; ++q) {
-      if (p + 1 < kTiles) Step::read_back(m[q], workspace(q).panel(), p, p + 1, lane);
-      Step::update(m[q], workspace(q).panel(), p, lane);
-    }
+    if (p + 1 < kTiles) Step::read_back(m, own.panel(), p, p + 1, lane);
+    Step::update(m, own.panel(), p, lane);
     __syncwarp();
   }
-  if (r == 0 && first + mine < args.batch) args.info[first + mine] = info;
+  if (lane == 0) args.info[index] = info;
 
   int done = 1;  // columns that the panels have taken forward
 #pragma unroll 1
   for (int64_t column = 0; column < nrhs; column += Workspace::kColumns) {
     columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs - column));
     if (column > 0) {
-#pragma unroll
-      for (int q = 0; q < kGroup; ++q) load_rhs(q, column, columns);
+      load_rhs(column, columns);
       __syncwarp();
     }
     if (done < columns) {
 #pragma unroll
       for (int p = 0; p < kTiles; ++p) {
         if (p > 0) {
-#pragma unroll
-          for (int q = 0; q < kGroup; ++q) workspace(q).sum_left(m[q], p, done, columns, lane);
+          own.sum_left(m, p, done, columns, lane);
           __syncwarp();
         }
-        own.template solve_block<false>(p, p > 0, done, columns, r);
+        own.template solve_block<false>(p, p > 0, done, columns, lane);
         __syncwarp();
       }
     }
@@ -618,41 +585,32 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 #pragma unroll
     for (int p = kTiles - 1; p >= 0; --p) {
       if (p < kTiles - 1) {
-#pragma unroll
-        for (int q = 0; q < kGroup; ++q) workspace(q).sum_below(m[q], p, columns, lane);
+        own.sum_below(m, p, columns, lane);
         __syncwarp();
       }
-      own.template solve_block<true>(p, p < kTiles - 1, 0, columns, r);
+      own.template solve_block<true>(p, p < kTiles - 1, 0, columns, lane);
       __syncwarp();
     }
-#pragma unroll
-    for (int q = 0; q < kGroup; ++q) {
-      const int failed = __shfl_sync(kFullWarp, info, q * Step::kLanes);
-      if (first + q >= args.batch) continue;
-      const T* from = workspace(q).vector(0);
-      T* to = args.x + (first + q) * n * nrhs + column;
-      for_each_rhs_entry<8 * kTiles>(n, columns, lane, [&](int i, int c) {
-        to[i * nrhs + c] = failed ? quiet_nan<T>() : conj_if(args.upper, from[8 * kTiles * c + i]);
-      });
-    }
+    T* to = args.x + index * n * nrhs + column;
+    for_each_rhs_entry<8 * kTiles>(n, columns, lane, [&](int i, int c) {
+      to[i * nrhs + c] = info ? quiet_nan<T>() : conj_if(args.upper, vector[8 * kTiles * c + i]);
+    });
     __syncwarp();
   }
 }
 
 // The same for one right-hand side and large matrices, whose panels, unrolled, would overflow the
 // instruction cache: only what touches the tiles is compiled once per panel.
-template <class T, int kTiles, bool kExact, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class T, int kTiles, bool kExact, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_warp_rolled_kernel(const SolvePosArguments<T> args) {
-  using Workspace = SolveWorkspace<T, kTiles, 1>;
+  using Workspace = SolveWorkspace<T, kTiles>;
   using Step = Panel<T, kTiles, 1>;
   constexpr int kLast = kTiles - 1;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const SingleSystem<T> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const int lane = threadIdx.x, n = kExact ? 8 * kTiles : args.n;
+  const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
-  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = kExact ? 8 * kTiles : args.n;
-  const Workspace own{reinterpret_cast<T*>(dynamic_shared) + warp * Workspace::kElements};
+  const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
   T* panel = own.panel();
   T* vector = own.vector(0);
 
@@ -713,25 +671,22 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   });
 }
 
-template <class T, int kTiles, int kGroup, int kWarps>
+template <class T, int kTiles>
 constexpr size_t solve_pos_warp_shared_bytes() {
-  return size_t{kWarps} * kGroup * SolveWorkspace<T, kTiles, kGroup>::kElements * sizeof(T);
+  return SolveWorkspace<T, kTiles>::kElements * sizeof(T);
 }
 
 // One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh), and one
 // right-hand side. L11 and L22 stay in registers, X in shared memory.
-template <class T, int kTiles, int kWarps, int kMinBlocks>
-__global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
+template <class T, int kTiles, int kMinBlocks>
+__global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_halves_kernel(const SolvePosArguments<T> args) {
   using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const SingleSystem<T> system(args, static_cast<int64_t>(blockIdx.x) * kWarps + warp);
+  const int lane = threadIdx.x, n = args.n;
+  const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
-  if (index >= args.batch) return;  // a whole warp; there are no block-wide barriers
-  const int n = args.n;
-  const Matrix matrix{reinterpret_cast<T*>(dynamic_shared) + warp * Matrix::kSolveElements, n,
-                      lane};
+  const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   const T* a = args.a + matrix_index(args.a_map, index) * n * n;
   const T* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
   T* vector = matrix.vector();
@@ -783,11 +738,6 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   for (int i = lane; i < 2 * kHalf; i += 32) {
     if (i < n) x[i * nrhs] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
   }
-}
-
-template <class T, int kTiles, int kWarps>
-constexpr size_t solve_pos_halves_shared_bytes() {
-  return size_t{kWarps} * Halves<T, kTiles>::kSolveElements * sizeof(T);
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh). Eight

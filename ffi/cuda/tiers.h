@@ -23,9 +23,8 @@ struct Tier {
   int min_n;
   int max_n;
   // "thread", "rows", "tiles" and complex "halves" (where they do not take several right-hand
-  // sides: "warp" or, of doubles, "resident"), "warp", "resident", "halves", "left" (with
-  // right-hand sides in a warp: "beside") or "block". Those of dtype kFloat16 are of 16-bit
-  // elements in either format.
+  // sides: "warp" or, of doubles, "resident"), "warp", "resident", "halves", "left" or "block".
+  // Those of dtype kFloat16 are of 16-bit elements in either format.
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
@@ -39,6 +38,7 @@ struct Tier {
   bool fast = false;              // serves only accuracy="fast" ("block": compensated products)
   int row_tiles = 0;              // of a warp ("block"); 0: what suits most sizes
   int ragged_blocks = 0;  // min_blocks where rows are no whole vectors ("block"); 0: the same
+  bool rhs_warp = false;  // one of the warps holds right-hand sides ("left")
 
   // Whether `name` selects this row: "warp", or "warp.wide" for the variant "wide".
   constexpr bool has_name(std::string_view name) const {
@@ -123,8 +123,9 @@ inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 105, 112, "halves", 1, false, 1, 8},
     {DType::kFloat32, 113, 128, "halves", 1, false, 1, 8},
     {DType::kFloat32, 129, 512, "block", 1, false, 4, 4, 32, false, "tensor", 80, /*fast=*/true},
-    {DType::kFloat32, 129, 224, "block", 1, false, 4, 5, 16, false, "narrow", 0, false, 2},
-    {DType::kFloat32, 1, 512, "block", 1, false, 4, 4, 16, false, "", 0, false, 0, 3},
+    {DType::kFloat32, 1, 128, "block", 1, false, 4, 4, 16, false, "", 0, false, 0, 3},
+    {DType::kFloat32, 129, 224, "block", 1, false, 4, 5, 16, false, "", 0, false, 2},
+    {DType::kFloat32, 225, 512, "block", 1, false, 4, 4, 16, false, "", 0, false, 0, 3},
 
     {DType::kFloat64, 1, 13, "thread", 32, false, 1, 0},
     {DType::kFloat64, 9, 16, "warp", 2, false, 1, 20},
@@ -210,9 +211,9 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 57, 64, "resident", 1, false, 1, 0},
     {DType::kFloat64, 65, 72, "resident", 1, false, 1, 0},
     {DType::kFloat64, 73, 88, "left", 1, false, 4, 5},
-    {DType::kFloat64, 89, 96, "beside", 1, false, 5, 4},
+    {DType::kFloat64, 89, 96, "left", 1, false, 5, 4, 0, false, "", 0, false, 0, 0, true},
     {DType::kFloat64, 97, 120, "left", 1, false, 5, 4},
-    {DType::kFloat64, 121, 128, "beside", 1, false, 6, 3},
+    {DType::kFloat64, 121, 128, "left", 1, false, 6, 3, 0, false, "", 0, false, 0, 0, true},
     {DType::kFloat64, 129, 144, "left", 1, false, 6, 2},
 
     {DType::kComplex64, 1, 8, "thread", 32, false, 1, 0},

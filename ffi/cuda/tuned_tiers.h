@@ -5,7 +5,7 @@
 
 namespace jax_batched::cuda {
 
-inline constexpr std::array<TunedTier, 29> kTunedTiers = {{
+inline constexpr std::array<TunedTier, 28> kTunedTiers = {{
     // sm_90 cholesky complex128: NVIDIA H200, 2026-11-28, 512 (n >= 192: 4096) MiB
     {90, "cholesky", false, DType::kComplex128, kAny, 1, 9, "thread"},
     {90, "cholesky", false, DType::kComplex128, kAny, 10, 24, "warp"},
@@ -18,7 +18,6 @@ inline constexpr std::array<TunedTier, 29> kTunedTiers = {{
     {90, "cholesky", false, DType::kFloat32, kAny, 1, 16, "thread"},
     {90, "cholesky", false, DType::kFloat32, kAny, 17, 104, "warp"},
     {90, "cholesky", false, DType::kFloat32, kAny, 105, 128, "halves"},
-    {90, "cholesky", false, DType::kFloat32, kAny, 136, 224, "block.narrow"},
     // sm_90 cholesky float64: NVIDIA H200, 2026-11-28, 512 (n >= 192: 4096) MiB
     {90, "cholesky", false, DType::kFloat64, kAny, 1, 13, "thread"},
     {90, "cholesky", false, DType::kFloat64, kAny, 14, 64, "warp"},

@@ -1,6 +1,6 @@
-// A Hermitian matrix held by kLanes lanes of a warp, rows dealt out cyclically: lane g holds rows
-// g, g + kLanes, g + 2 kLanes, ... from the first column to the block of kLanes columns that holds
-// the diagonal. A warp works on 32 / kLanes matrices side by side, one instruction for all.
+// A Hermitian matrix held by 8 lanes of a warp, rows dealt out cyclically: lane g holds rows g,
+// g + 8, g + 16, ... from the first column to the block of 8 columns that holds the diagonal. A
+// warp works on four matrices side by side, one instruction for all.
 //
 // A lane owns its rows, so of a rank-1 update x_ij -= l_ik l_jk only column k travels: through
 // shared memory, whose broadcast loads bring 16 bytes of each of the matrices at once. That is the
@@ -26,14 +26,14 @@ __device__ __forceinline__ void for_constants(F&& f) {
   for_constants(f, std::make_integer_sequence<int, kCount>{});
 }
 
-template <class T, int kSlots, int kLanes>
+template <class T, int kSlots>
 struct Rows {
-  static_assert(kLanes == 8 || kLanes == 16);
+  static constexpr int kLanes = 8;
   static constexpr int kRows = kSlots * kLanes;
   static constexpr int kChunk = static_cast<int>(64 / sizeof(T));   // of a column, loaded together
   static constexpr int kMatrices = 32 / kLanes;                     // per warp
   static constexpr int kBanks = 128 / static_cast<int>(sizeof(T));  // elements per row of banks
-  static constexpr int kShift = kLanes == 8 || sizeof(T) > 4 ? 8 : 16;  // of neighbouring matrices
+  static constexpr int kShift = 8;                                  // of neighbouring matrices
 
   // Two columns, one being read while the next is written.
   static constexpr int kColumn = round_up(kRows, kVector<T>);
@@ -58,7 +58,7 @@ struct Rows {
   }
 
   // Starts the copy of the lower triangle of the row-major n x n matrix at `a` (upper: of the upper
-  // one, transposed) by the kLanes lanes of this matrix.
+  // one, transposed) by the lanes of this matrix.
   static __device__ __forceinline__ void start_copy(T* stage, const T* a, int n, bool upper,
                                                     int g) {
     if (!upper && n % kVector<T> == 0) {

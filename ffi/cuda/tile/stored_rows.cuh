@@ -20,14 +20,15 @@ struct Reading {
   bool symmetrize;  // the mean of both
 };
 
-template <class S, int kSlots, int kLanes, bool kExact>
+template <class S, int kSlots, bool kExact>
 struct StoredRows {
   using T = Computed<S>;
-  using Matrix = Rows<T, kSlots, kLanes>;
+  using Matrix = Rows<T, kSlots>;
+  static constexpr int kLanes = Matrix::kLanes;
   static_assert(sizeof(S) == 2 && kVector<S> == 8);
   static constexpr int kRows = kLanes * kSlots;
   static constexpr int kUnits = kRows / 8;  // vectors of a row
-  static constexpr int kMatrices = 32 / kLanes;
+  static constexpr int kMatrices = Matrix::kMatrices;
   // A run starts at a multiple of kMatrices matrices, hence of so many elements.
   struct alignas(kMatrices * sizeof(S)) Piece {
     S v[kMatrices];
