@@ -35,7 +35,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   endif()
 endif()
 
-set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -62,7 +62,8 @@ foreach(operation IN ITEMS cholesky triangular_solve cho_solve solve_pos residua
   endforeach()
 endforeach()
 
-nanobind_add_module(_cuda STABLE_ABI NB_STATIC ffi/cuda/handlers.cc ${cuda_objects})
+nanobind_add_module(_cuda STABLE_ABI NB_STATIC ffi/cuda/handlers.cc ffi/cuda/runtime/tuned.cc
+                    ${cuda_objects})
 jax_batched_target(_cuda)
 target_link_libraries(_cuda PRIVATE CUDA::cudart_static)
 install(TARGETS _cuda LIBRARY DESTINATION jax_batched)

@@ -4,36 +4,56 @@
 #include <string_view>
 #include <vector>
 
-#include "ffi/common/problem.h"
+#include "ffi/common/operations.h"
 
 namespace jax_batched::cpu {
 
-// Works on the matrices begin <= i < end of a problem. `scratch` is memory of
-// scratch_bytes(problem) bytes, aligned to kScratchAlignment, that no other task uses.
-template <class Problem>
-using Kernel = void (*)(const Problem& problem, int64_t begin, int64_t end, void* scratch);
-
-struct Kernels {
-  int vector_bytes;  // of a register: matrices side by side, times the size of a real number
-  Kernel<CholeskyProblem> cholesky;
-  Kernel<TriangularSolveProblem> triangular_solve;
-  Kernel<ChoSolveProblem> cho_solve;
-  Kernel<SolvePosProblem> solve_pos;
-  Kernel<ResidualProblem> residual;
-  Kernel<CholeskyPullbackProblem> cholesky_pullback;
+template <class P>
+struct Kernel {
+  // Works on the matrices begin <= i < end of a problem. `scratch` is memory of scratch_bytes(p)
+  // bytes, aligned to kScratchAlignment, that no other task uses.
+  void (*run)(const P& p, int64_t begin, int64_t end, void* scratch);
+  size_t (*scratch_bytes)(const P& p);
 };
+
+// A kernel of each operation of a list.
+template <class List>
+struct KernelTable;
+template <class... P>
+struct KernelTable<List<P...>> : Kernel<P>... {
+  int vector_bytes;  // of a register: matrices side by side, times the size of a real number
+
+  template <class Q>
+  const Kernel<Q>& of() const {
+    return *this;
+  }
+};
+using Kernels = KernelTable<Operations>;
 
 // The best table that this processor runs, chosen once; JAX_BATCHED_ISA names another of
 // isas_here().
 const Kernels& kernels();
-// The plain kernels of reference.h.
+// The plain kernels of reference/.
 const Kernels& reference_kernels();
 // Name of the instruction set behind kernels().
 const char* isa_name();
 // Names of the instruction sets that were compiled and that this processor runs, the best first.
 std::vector<std::string_view> isas_here();
 
-// The names that a problem's `kernel` can have; empty: what the table of tiers.h says.
+// Each operation's plain kernel, and its fast one for the instruction set at hand: defined beside
+// the kernels.
+namespace reference {
+template <class P>
+Kernel<P> kernel();
+}
+#if defined(JAX_BATCHED_ISA)
+namespace JAX_BATCHED_ISA {
+template <class P>
+Kernel<P> kernel();
+}
+#endif
+
+// The names that a problem's `kernel` can have; empty: what the tiers say.
 inline constexpr std::string_view kReferenceKernel = "reference";
 inline constexpr std::string_view kLanesKernel = "lanes";
 inline constexpr std::string_view kBlockedKernel = "blocked";
@@ -59,11 +79,6 @@ int64_t blocked_scratch_bytes(int64_t n, int64_t nrhs) {
   };
   const int64_t rows = n + 8;  // whole tiles
   return rows * row(rows) + (nrhs == 1 ? row(n) : n * row(nrhs));
-}
-// A column of X and a column of A X.
-template <class T>
-int64_t residual_scratch_bytes(int64_t m, int64_t n) {
-  return (m + n) * static_cast<int64_t>(sizeof(T));
 }
 
 }  // namespace jax_batched::cpu

@@ -4,25 +4,24 @@
 #include <string_view>
 
 #include "ffi/cpu/kernels.h"
-#include "ffi/cpu/reference.h"
 
 namespace jax_batched::cpu {
 
 namespace baseline {
-extern const Kernels table;
+const Kernels& table();
 }
 namespace avx2 {
-extern const Kernels table;
+const Kernels& table();
 }
 namespace avx512 {
-extern const Kernels table;
+const Kernels& table();
 }
 
 namespace {
 
 struct Isa {
   const char* name;
-  const Kernels* table;
+  const Kernels& (*table)();
   bool runs_here;
 };
 
@@ -32,14 +31,14 @@ constexpr const char* kSelectionVariable = "JAX_BATCHED_ISA";
 const std::vector<Isa>& compiled_isas() {
   static const std::vector<Isa> isas = {
 #if defined(JAX_BATCHED_HAS_avx512)
-      {"avx512", &avx512::table,
+      {"avx512", avx512::table,
        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")},
 #endif
 #if defined(JAX_BATCHED_HAS_avx2)
-      {"avx2", &avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
+      {"avx2", avx2::table, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
 #endif
-      {"baseline", &baseline::table, true},
+      {"baseline", baseline::table, true},
   };
   return isas;
 }
@@ -69,43 +68,18 @@ std::vector<std::string_view> isas_here() {
   return names;
 }
 
-const Kernels& kernels() { return *selected_isa().table; }
+const Kernels& kernels() { return selected_isa().table(); }
 const char* isa_name() { return selected_isa().name; }
 
+namespace reference {
+template <class... P>
+Kernels table_of(List<P...>) {
+  return {kernel<P>()..., sizeof(double)};
+}
+}  // namespace reference
+
 const Kernels& reference_kernels() {
-  static const Kernels table = {
-      sizeof(double),
-      [](const CholeskyProblem& p, int64_t begin, int64_t end, void*) {
-        with_element_type(p.dtype, [&](auto t) {
-          for (int64_t m = begin; m < end; ++m) reference::cholesky<decltype(t)>(p, m);
-        });
-      },
-      [](const TriangularSolveProblem& p, int64_t begin, int64_t end, void*) {
-        with_element_type(p.dtype, [&](auto t) {
-          for (int64_t m = begin; m < end; ++m) reference::triangular_solve<decltype(t)>(p, m);
-        });
-      },
-      [](const ChoSolveProblem& p, int64_t begin, int64_t end, void*) {
-        with_element_type(p.dtype, [&](auto t) {
-          for (int64_t m = begin; m < end; ++m) reference::cho_solve<decltype(t)>(p, m);
-        });
-      },
-      [](const SolvePosProblem& p, int64_t begin, int64_t end, void*) {
-        with_element_type(p.dtype, [&](auto t) {
-          for (int64_t m = begin; m < end; ++m) reference::solve_pos<decltype(t)>(p, m);
-        });
-      },
-      [](const ResidualProblem& p, int64_t begin, int64_t end, void*) {
-        with_element_type(p.dtype, [&](auto t) {
-          for (int64_t m = begin; m < end; ++m) reference::residual<decltype(t)>(p, m);
-        });
-      },
-      [](const CholeskyPullbackProblem& p, int64_t begin, int64_t end, void*) {
-        with_element_type(p.dtype, [&](auto t) {
-          for (int64_t m = begin; m < end; ++m) reference::cholesky_pullback<decltype(t)>(p, m);
-        });
-      },
-  };
+  static const Kernels table = reference::table_of(Operations{});
   return table;
 }
 

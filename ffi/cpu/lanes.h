@@ -56,12 +56,18 @@ GroupPointers<const Real<T>> group_of(const void* array, const BatchMap& map, in
   return group;
 }
 template <class T>
-GroupPointers<Real<T>> group_of(void* array, int64_t size, int64_t begin, int64_t end) {
+GroupPointers<const Real<T>> group_of(const MatrixView<Mapped>& view, int64_t size, int64_t begin,
+                                      int64_t end) {
+  return group_of<T>(view.data, view.layout.map, size, begin, end);
+}
+template <class T>
+GroupPointers<Real<T>> group_of(const MatrixView<Packed>& view, int64_t size, int64_t begin,
+                                int64_t end) {
   GroupPointers<Real<T>> group;
   group.ahead = prefetch_distance<T>(size);
   for (int l = 0; l < kLanes<T>; ++l) {
     const int64_t matrix = std::min(begin + l, end - 1);
-    group.lane[l] = static_cast<Real<T>*>(array) + matrix * size * kParts<T>;
+    group.lane[l] = static_cast<Real<T>*>(view.data) + matrix * size * kParts<T>;
   }
   return group;
 }

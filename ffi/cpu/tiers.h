@@ -4,11 +4,18 @@
 // matrix at a time. Both take the terms of every sum in the same order, so the bits of a result do
 // not say which it was; only the time does. A group costs as much for one matrix as for a full
 // register, so the few matrices that a whole number of groups leaves over can be faster one by one.
+//
+// The numbers stand beside the kernels, as measured on an AMD EPYC (Zen 4, 1 MiB of L2), with AVX2
+// and AVX-512: the largest n with two cores and matrices from memory, where a group's prefetches
+// count, `group_percent` with one core and matrices in the cache, as the few of a small batch are.
 #pragma once
 
-#include "ffi/common/problem.h"
+#include <algorithm>
 
-namespace jax_batched::cpu {
+#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/simd.h"
+
+namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 // For n up to max_n: whole groups go to "lanes", and so does a rest that a group is faster for.
 // Beyond the last row everything goes to "blocked".
@@ -38,34 +45,6 @@ struct Tiers {
   }
 };
 
-// Measured on an AMD EPYC (Zen 4, 1 MiB of L2), with AVX2 and AVX-512: the largest n with two cores
-// and matrices from memory, where a group's prefetches count, `group_percent` with one core and
-// matrices in the cache, as the few of a small batch are.
-inline constexpr Tiers kCholeskyTiers = {
-    {{7, 10}, {31, 30}, {63, 50}, {127, 75}, {320, 90}},
-    {{7, 20}, {31, 40}, {63, 65}, {127, 85}, {320, 95}},
-    {{11, 15}, {31, 35}, {63, 50}, {127, 68}, {256, 85}},
-    {{11, 25}, {31, 50}, {63, 70}, {127, 80}, {256, 90}},
-};
-inline constexpr Tiers kSolvePosTiers = {
-    {{7, 10}, {31, 20}, {63, 30}, {127, 50}, {320, 75}},
-    {{15, 25}, {31, 30}, {63, 45}, {127, 65}, {300, 85}},
-    {{11, 15}, {31, 25}, {63, 40}, {127, 60}, {256, 75}},
-    {{11, 25}, {31, 40}, {63, 60}, {127, 72}, {256, 88}},
-};
-inline constexpr Tiers kChoSolveTiers = {
-    {{31, 25}, {63, 35}, {127, 55}, {256, 75}},
-    {{31, 40}, {63, 50}, {127, 80}, {180, 100}},
-    {{31, 25}, {63, 35}, {256, 60}},
-    {{31, 45}, {63, 65}, {150, 90}},
-};
-inline constexpr Tiers kTriangularSolveTiers = {
-    {{63, 50}, {127, 70}, {200, 90}},
-    {{31, 60}, {63, 75}, {127, 100}},
-    {{63, 42}, {127, 65}, {220, 80}},
-    {{23, 60}, {63, 80}, {127, 100}},
-};
-
 // Whether "lanes" may serve a part of the batch: the largest n, and with more right-hand sides than
 // any register has lanes they are spread over the lanes instead.
 inline constexpr int64_t kMaxLanes = 16;
@@ -78,15 +57,54 @@ inline bool lanes_may_serve(const Tiers& tiers, DType dtype, int64_t n, int64_t 
   return n <= max_n && nrhs <= kMaxLanes;
 }
 
-inline const Tiers& tiers_of(const CholeskyProblem&) { return kCholeskyTiers; }
-inline const Tiers& tiers_of(const TriangularSolveProblem&) { return kTriangularSolveTiers; }
-inline const Tiers& tiers_of(const ChoSolveProblem&) { return kChoSolveTiers; }
-inline const Tiers& tiers_of(const SolvePosProblem&) { return kSolvePosTiers; }
-
-inline int64_t right_hand_sides(const CholeskyProblem&) { return 0; }
-template <class Problem>
-int64_t right_hand_sides(const Problem& p) {
-  return p.nrhs;
+template <class P>
+int64_t right_hand_sides(const P& p) {
+  if constexpr (requires { p.nrhs; }) {
+    return p.nrhs;
+  } else {
+    return 0;
+  }
 }
 
-}  // namespace jax_batched::cpu
+// The first matrix of the range that goes to "blocked"; those before it go to "lanes". With more
+// right-hand sides than lanes these are better spread over the right-hand sides.
+template <class T, class P>
+int64_t lanes_end(const Tiers& tiers, const P& p, int64_t begin, int64_t end) {
+  if (p.kernel == kLanesKernel) return end;
+  if (p.kernel == kBlockedKernel || right_hand_sides(p) > kLanes<T>) return begin;
+  const Tier* tier = tiers.of(p.dtype);
+  for (int i = 0; i < kMaxTiers; ++i) {
+    if (p.n > tier[i].max_n) continue;
+    const int64_t rest = (end - begin) % kLanes<T>;
+    return 100 * rest > tier[i].group_percent * kLanes<T> ? end : end - rest;
+  }
+  return begin;
+}
+
+// The kernel of an operation that has both: Family::lanes<T>, Family::blocked<T> and, which serves
+// where, Family::kTiers.
+template <class P, class Family>
+Kernel<P> tiered_kernel() {
+  const auto run = [](const P& p, int64_t begin, int64_t end, void* scratch) {
+    with_element_type(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      const int64_t middle = lanes_end<T>(Family::kTiers, p, begin, end);
+      if (begin < middle) Family::template lanes<T>(p, begin, middle, scratch);
+      if (middle < end) Family::template blocked<T>(p, middle, end, scratch);
+    });
+  };
+  const auto scratch_bytes = [](const P& p) {
+    const int64_t nrhs = right_hand_sides(p);
+    const bool group =
+        p.kernel == kLanesKernel ||
+        (p.kernel != kBlockedKernel && lanes_may_serve(Family::kTiers, p.dtype, p.n, nrhs));
+    return with_element_type(p.dtype, [&](auto t) -> size_t {
+      using T = decltype(t);
+      const int64_t blocked = blocked_scratch_bytes<T>(p.n, nrhs);
+      return group ? std::max(group_scratch_bytes<T>(p.n, nrhs), blocked) : blocked;
+    });
+  };
+  return {run, scratch_bytes};
+}
+
+}  // namespace jax_batched::cpu::JAX_BATCHED_ISA

@@ -17,33 +17,24 @@
 #include "ffi/cuda/tile/stored_rows.cuh"
 #include "ffi/cuda/tile/thread.cuh"
 #include "ffi/cuda/tile/with_constant.cuh"
+#include "ffi/problems/cholesky.h"
 
 namespace jax_batched::cuda {
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 // S is the type that elements are stored in (storage.cuh).
-template <class S>
-struct CholeskyArguments {
-  const S* a;
-  S* l;
-  int32_t* info;
-  int64_t batch;
-  int n;
-  bool upper;
-  bool symmetrize;
-};
 
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class S, int kN>
-__global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyArguments<S> args) {
+__global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyProblem args) {
   using Stage = MatrixStage<S, kN>;
   using T = Computed<S>;
   S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
   const int records = static_cast<int>(min(int64_t{32}, args.batch - first));
-  Stage::load(stage, args.a + first * (kN * kN), records, lane);
+  Stage::load(stage, args.a.at<const S>(first, kN * kN), records, lane);
   __syncwarp();
   if (lane < records) {
     S* own = stage + lane * Stage::kStride;
@@ -58,7 +49,7 @@ __global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyAr
     args.info[first + lane] = info;
   }
   __syncwarp();
-  Stage::store(args.l + first * (kN * kN), stage, records, lane);
+  Stage::store(args.l.at<S>(first, kN * kN), stage, records, lane);
 }
 
 template <class S, int kN>
@@ -79,7 +70,7 @@ struct CholeskyWarpShared {
 // in registers as tiles (fragment.cuh); panel by panel (panel.cuh), flushing 8 rows after each.
 template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
-    cholesky_warp_kernel(const CholeskyArguments<S> args) {
+    cholesky_warp_kernel(const CholeskyProblem args) {
   using T = Computed<S>;
   using Step = Panel<T, kTiles, kGroup>;
   using Shared = CholeskyWarpShared<S, kTiles, kGroup, kExact>;
@@ -98,7 +89,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   MatrixRun<S> a[kGroup];
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) {
-    a[q] = rows.matrix(args.a, min(first + q, args.batch - 1), args.batch);
+    a[q] = rows.matrix(args.a.as<const S>(), min(first + q, args.batch - 1), args.batch);
   }
   // One triangle is read as fragments, whole sectors of it and no others. Both triangles, or the
   // short rows of 16-bit elements, go through shared memory.
@@ -140,7 +131,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     for (int q = 0; q < kGroup; ++q) {
       Step::read_back(m[q], panel(q), p, p, lane);
       if (first + q < args.batch) {
-        rows.flush(stage(q), m[q], p, args.l + (first + q) * n * n, a[q].shift, args.upper, lane);
+        rows.flush(stage(q), m[q], p, args.l.at<S>(first + q, n, n), a[q].shift, args.upper, lane);
       }
       Step::update(m[q], panel(q), p, lane);
     }
@@ -151,7 +142,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     if (first + q >= args.batch) continue;
     const int failed = __shfl_sync(kFullWarp, info, q * Step::kLanes);
     if (lane == 0) args.info[first + q] = failed;
-    if (failed) fill_failed(args.l + (first + q) * n * n, n, args.upper, lane, 32);
+    if (failed) fill_failed(args.l.at<S>(first + q, n, n), n, args.upper, lane, 32);
   }
 }
 
@@ -164,7 +155,7 @@ constexpr size_t cholesky_warp_shared_bytes() {
 // cache: only what touches the tiles is compiled once per panel.
 template <class S, int kTiles, bool kExact, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    cholesky_warp_rolled_kernel(const CholeskyArguments<S> args) {
+    cholesky_warp_rolled_kernel(const CholeskyProblem args) {
   using T = Computed<S>;
   using Step = Panel<T, kTiles, 1>;
   using Shared = CholeskyWarpShared<S, kTiles, 1, kExact>;
@@ -174,10 +165,10 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int n = rows.n;
   T* panel = reinterpret_cast<T*>(dynamic_shared);
   S* stage = reinterpret_cast<S*>(dynamic_shared + Shared::kPanelBytes);
-  S* l = args.l + index * n * n;
+  S* l = args.l.at<S>(index, n, n);
 
   Fragment<T, kTiles> m[1];
-  const MatrixRun<S> a[1] = {rows.matrix(args.a, index, args.batch)};
+  const MatrixRun<S> a[1] = {rows.matrix(args.a.as<const S>(), index, args.batch)};
   constexpr bool kDirect = std::is_same_v<S, T>;
   if (kDirect && !args.symmetrize) {
     load_fragment<kExact, T, kTiles>(m[0], reinterpret_cast<const T*>(a[0].data), n, args.upper,
@@ -217,14 +208,14 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 // One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh).
 template <class T, int kTiles, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    cholesky_halves_kernel(const CholeskyArguments<T> args) {
+    cholesky_halves_kernel(const CholeskyProblem args) {
   using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x, n = args.n;
   const int64_t index = blockIdx.x;
   const bool upper = args.upper;
-  const T* a = args.a + index * n * n;
-  T* l = args.l + index * n * n;
+  const T* a = args.a.at<const T>(index, n, n);
+  T* l = args.l.at<T>(index, n, n);
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   int info = 0;
 #pragma unroll 1
@@ -282,8 +273,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 // out to 8 lanes each (rows.cuh). The warp kernel takes as long as with 32-bit elements, for shared
 // memory and shuffles limit it; here a load of a column serves all matrices of the warp.
 template <class S, int kSlots, bool kExact, int kMinBlocks>
-__global__ void __launch_bounds__(32, kMinBlocks)
-    cholesky_rows_kernel(const CholeskyArguments<S> args) {
+__global__ void __launch_bounds__(32, kMinBlocks) cholesky_rows_kernel(const CholeskyProblem args) {
   using Stage = StoredRows<S, kSlots, kExact>;
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
@@ -292,7 +282,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
-  const S* a = args.a + first * n * n;
+  const S* a = args.a.at<const S>(first, n, n);
   const Reading reading{args.upper, args.symmetrize};
   const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
   stage.start_copy(a, count, reading);
@@ -316,24 +306,25 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   if (g == 0 && q < count) args.info[first + q] = info;
   stage.put(m, q, info != 0, args.upper);
   __syncwarp();
-  stage.store(args.l + first * n * n, count);
+  stage.store(args.l.at<S>(first, n, n), count);
 }
 
 // One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).
 template <int kWorkers, int kMinBlocks>
 __global__ void __launch_bounds__((LeftFactor<kWorkers, RhsPlace::kNone>::kThreads), kMinBlocks)
-    cholesky_left_kernel(const CholeskyArguments<double> args) {
+    cholesky_left_kernel(const CholeskyProblem args) {
   using Factor = LeftFactor<kWorkers, RhsPlace::kNone>;
-  const Factor matrix(dynamic_shared, args.n);
-  const int64_t offset = static_cast<int64_t>(blockIdx.x) * args.n * args.n;
-  double* l = args.l + offset;
+  const int n = args.n;
+  const Factor matrix(dynamic_shared, n);
+  double* l = args.l.at<double>(blockIdx.x, n, n);
   typename Factor::RightHandSides none;
-  const int info = matrix.factor(args.a + offset, args.upper, args.symmetrize, nullptr, 0, none,
-                                 [&](int p) { matrix.store_rows(l, args.upper, p); });
+  const int info =
+      matrix.factor(args.a.at<const double>(blockIdx.x, n, n), args.upper, args.symmetrize, nullptr,
+                    0, none, [&](int p) { matrix.store_rows(l, args.upper, p); });
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) {
     __syncthreads();
-    fill_failed(l, args.n, args.upper, threadIdx.x, Factor::kThreads);
+    fill_failed(l, n, args.upper, threadIdx.x, Factor::kThreads);
   }
 }
 
@@ -342,13 +333,12 @@ template <class T, int kDepth, Access kAccess, bool kPrefetch, bool kCompensated
           int kMinBlocks>
 __global__ void __launch_bounds__(
     (BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>::kThreads), kMinBlocks)
-    cholesky_block_kernel(const CholeskyArguments<T> args) {
+    cholesky_block_kernel(const CholeskyProblem args) {
   using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>;
   const int n = args.n;
-  const int64_t offset = static_cast<int64_t>(blockIdx.x) * n * n;
-  T* l = args.l + offset;
-  const int info =
-      Factor::factor(args.a + offset, l, reinterpret_cast<T*>(dynamic_shared), n, args.symmetrize);
+  T* l = args.l.at<T>(blockIdx.x, n, n);
+  const int info = Factor::factor(args.a.at<const T>(blockIdx.x, n, n), l,
+                                  reinterpret_cast<T*>(dynamic_shared), n, args.symmetrize);
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) fill_failed(l, n, args.upper, threadIdx.x, Factor::kThreads);
 }

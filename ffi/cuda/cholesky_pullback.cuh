@@ -14,26 +14,12 @@
 
 #include <cstdint>
 
-#include "ffi/common/problem.h"
-#include "ffi/cuda/cholesky_pullback.h"
+#include "ffi/cuda/cholesky/policy.h"
 #include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/launch.cuh"
 #include "ffi/cuda/tile/math.cuh"
 
 namespace jax_batched::cuda {
-
-template <class T>
-struct CholeskyPullback {
-  const T* factor;
-  const T* cotangent;
-  T* result;
-  int64_t batch;
-  int n;
-  bool upper;
-  bool symmetrize;
-  BatchMap factor_map;
-  BatchMap cotangent_map;
-};
 
 // The lower triangle of a Hermitian matrix in blocks of kBlock rows (kOne: there is but one). A row
 // ends with its diagonal block, which is there in full, and one entry of padding: pitches are odd,
@@ -68,7 +54,8 @@ struct PullbackKernel {
   using Rows = BlockRows<T, kLanes, !kWide>;
 
   // For the register cap: what hides latency (and, kWide, what shared memory lets reside).
-  static constexpr int kMaxThreads = kWide ? 32 * ceil_div(kPullbackMaxN<T>, 32) : 32 * kBlockWarps;
+  static constexpr int kMaxThreads =
+      kWide ? 32 * ceil_div(pullback_max_n(kDTypeOf<T>), 32) : 32 * kBlockWarps;
   static constexpr int kMinBlocks = sizeof(T) == 16 ? 1 : kWide ? 4 : sizeof(T) == 4 ? 7 : 5;
 
   static __host__ __device__ __forceinline__ int warps(int n) {
@@ -106,7 +93,7 @@ struct PullbackKernel {
     }
   }
 
-  __device__ __forceinline__ PullbackKernel(const CholeskyPullback<T>& p, T* shared)
+  __device__ __forceinline__ PullbackKernel(const CholeskyPullbackProblem& p, T* shared)
       : n(p.n),
         upper(p.upper),
         member(kWide ? threadIdx.x : threadIdx.x % kLanes),
@@ -352,7 +339,7 @@ struct PullbackKernel {
 template <class T, int kLanes, bool kWide>
 __global__ void __launch_bounds__((PullbackKernel<T, kLanes, kWide>::kMaxThreads),
                                   (PullbackKernel<T, kLanes, kWide>::kMinBlocks))
-    cholesky_pullback_kernel(const CholeskyPullback<T> p) {
+    cholesky_pullback_kernel(const CholeskyPullbackProblem p) {
   using Kernel = PullbackKernel<T, kLanes, kWide>;
   extern __shared__ __align__(16) unsigned char shared[];
   Kernel kernel(p, reinterpret_cast<T*>(shared));
@@ -360,8 +347,8 @@ __global__ void __launch_bounds__((PullbackKernel<T, kLanes, kWide>::kMaxThreads
   const int64_t place = blockIdx.x * int64_t{Kernel::kMatrices} + slot;
   const int64_t matrix = min(place, p.batch - 1);
   const int64_t size = int64_t{p.n} * p.n;
-  const T* factor = p.factor + p.factor_map(matrix) * size;
-  kernel.load_cotangent(p.cotangent + p.cotangent_map(matrix) * size);
+  const T* factor = p.factor.at<const T>(matrix, size);
+  kernel.load_cotangent(p.cotangent.at<const T>(matrix, size));
   const int last = (p.n - 1) / Kernel::kPanel * Kernel::kPanel;
   kernel.load_panel(factor, last);
   kernel.pad_panel(last);
@@ -369,7 +356,7 @@ __global__ void __launch_bounds__((PullbackKernel<T, kLanes, kWide>::kMaxThreads
   wait_for_copies<0>();
   Kernel::sync();
   kernel.sweep(factor);
-  if (place == matrix) kernel.store(p.result + matrix * size, p.symmetrize);
+  if (place == matrix) kernel.store(p.result.at<T>(matrix, size), p.symmetrize);
 }
 
 }  // namespace jax_batched::cuda

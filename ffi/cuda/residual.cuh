@@ -7,37 +7,18 @@
 
 #include <cstdint>
 
-#include "ffi/common/problem.h"
-#include "ffi/cuda/residual.h"
+#include "ffi/cuda/residual/policy.h"
 #include "ffi/cuda/tile/launch.cuh"
 #include "ffi/cuda/tile/math.cuh"
 
 namespace jax_batched::cuda {
 
+// An entry of s A, or of its absolute value.
 template <class T>
-struct Residual {
-  const T* a;
-  const Real<T>* scale;
-  const T* x;
-  const T* b;
-  T* r;
-  int64_t batch;
-  int64_t nrhs;
-  int m;
-  int n;
-  bool upper;
-  bool absolute;
-  BatchMap a_map;
-  BatchMap scale_map;
-  BatchMap x_map;
-  BatchMap b_map;
-
-  __device__ __forceinline__ bool whole_vectors() const { return n % kVector<T> == 0; }
-  __device__ __forceinline__ T entry(T stored, Real<T> s) const {
-    const T v = jax_batched::scale(stored, s);
-    return absolute ? T(jax_batched::absolute(v)) : v;
-  }
-};
+__device__ __forceinline__ T scaled_entry(const ResidualProblem& p, T stored, Real<T> s) {
+  const T v = scale(stored, s);
+  return p.absolute ? T(absolute(v)) : v;
+}
 
 // Entries at, at + 1, ... of a row; zeros from `end` on.
 template <class T>
@@ -57,7 +38,7 @@ inline constexpr int kResidualThreads = 256;
 
 // r_ic = b_ic - sum_j s a_ij x_jc: a row per kLanes lanes; x comes through the L1 cache.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kResidualThreads) residual_rows(const Residual<T> p) {
+__global__ void __launch_bounds__(kResidualThreads) residual_rows(const ResidualProblem p) {
   const int64_t rows = p.batch * p.m;
   const int64_t thread = blockIdx.x * int64_t{kResidualThreads} + threadIdx.x;
   const int lane = threadIdx.x % kLanes;
@@ -66,11 +47,11 @@ __global__ void __launch_bounds__(kResidualThreads) residual_rows(const Residual
   const int64_t matrix =
       rows <= UINT32_MAX ? static_cast<uint32_t>(row) / static_cast<uint32_t>(p.m) : row / p.m;
   const int i = static_cast<int>(row - matrix * p.m);
-  const T* a = p.a + (p.a_map(matrix) * p.m + i) * p.n;
-  const T* x = p.x + p.x_map(matrix) * p.n * p.nrhs;
-  const T* b = p.b + (p.b_map(matrix) * p.m + i) * p.nrhs;
-  const Real<T> s = p.scale[p.scale_map(matrix)];
-  const bool whole_vectors = p.whole_vectors();
+  const T* a = p.a.as<const T>() + (p.a.layout.map(matrix) * p.m + i) * p.n;
+  const T* x = p.x.at<const T>(matrix, p.n, p.nrhs);
+  const T* b = p.b.as<const T>() + (p.b.layout.map(matrix) * p.m + i) * p.nrhs;
+  const Real<T> s = *p.scale.at<const Real<T>>(matrix, 1);
+  const bool whole_vectors = p.n % kVector<T> == 0;
   for (int64_t c = 0; c < p.nrhs; ++c) {
     T sum(0);
 #pragma unroll 4
@@ -79,12 +60,12 @@ __global__ void __launch_bounds__(kResidualThreads) residual_rows(const Residual
       load_entries(v, a, j, p.n, whole_vectors);
 #pragma unroll
       for (int z = 0; z < kVector<T>; ++z) {
-        if (j + z < p.n) sum = add_mul(sum, p.entry(v[z], s), x[(j + z) * p.nrhs + c]);
+        if (j + z < p.n) sum = add_mul(sum, scaled_entry(p, v[z], s), x[(j + z) * p.nrhs + c]);
       }
     }
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);
-    if (inside && lane == 0) p.r[row * p.nrhs + c] = b[c] - sum;
+    if (inside && lane == 0) p.r.as<T>()[row * p.nrhs + c] = b[c] - sum;
   }
 }
 
@@ -138,7 +119,7 @@ struct HermitianResidual {
     }
   }
 
-  static __device__ __forceinline__ void run(const Residual<T>& p, T* shared) {
+  static __device__ __forceinline__ void run(const ResidualProblem& p, T* shared) {
     constexpr int V = kVector<T>;
     const int lane = threadIdx.x % kLanes;
     const int warp = kWarps > 1 ? threadIdx.x / 32 : 0;
@@ -148,11 +129,11 @@ struct HermitianResidual {
     const int64_t place = blockIdx.x * int64_t{kMatrices} + slot;
     const bool inside = place < p.batch;
     const int64_t matrix = inside ? place : p.batch - 1;
-    const T* a = p.a + p.a_map(matrix) * p.n * p.n;
-    const T* x = p.x + p.x_map(matrix) * p.n * p.nrhs;
-    const T* b = p.b + p.b_map(matrix) * p.n * p.nrhs;
-    const Real<T> s = p.scale[p.scale_map(matrix)];
-    const bool whole_vectors = p.whole_vectors();
+    const T* a = p.a.at<const T>(matrix, p.n, p.n);
+    const T* x = p.x.at<const T>(matrix, p.n, p.nrhs);
+    const T* b = p.b.at<const T>(matrix, p.n, p.nrhs);
+    const Real<T> s = *p.scale.at<const Real<T>>(matrix, 1);
+    const bool whole_vectors = p.n % kVector<T> == 0;
     T* all_x = shared + slot * kElements;
     T* row_sums = all_x + kRowSums;
     T* column_sums = all_x + kColumnSums;
@@ -198,7 +179,7 @@ struct HermitianResidual {
               const int i = first + k, j = column + z;
               const bool strict = p.upper ? j > i : j < i;
               const T stored = strict ? v[k][z] : j == i ? T(real(v[k][z])) : T(0);
-              const T value = p.entry(stored, s);
+              const T value = scaled_entry(p, stored, s);
               u[k] = add_mul(u[k], value, own_x[chunk][z]);
               if (strict) w[chunk][z] = add_conj_mul(w[chunk][z], value, row_x[k]);
             }
@@ -219,7 +200,7 @@ struct HermitianResidual {
         T sum = row_sums[i];
 #pragma unroll
         for (int other = 0; other < kWarps; ++other) sum = sum + column_sums[other * kWidth + i];
-        if (inside) p.r[(matrix * p.n + i) * p.nrhs + c] = b[i * p.nrhs + c] - sum;
+        if (inside) p.r.as<T>()[(matrix * p.n + i) * p.nrhs + c] = b[i * p.nrhs + c] - sum;
       }
       sync();
     }
@@ -228,7 +209,7 @@ struct HermitianResidual {
 
 template <class T, int kLanes, int kChunks, int kWarps>
 __global__ void __launch_bounds__((HermitianResidual<T, kLanes, kChunks, kWarps>::kThreads))
-    residual_hermitian(const Residual<T> p) {
+    residual_hermitian(const ResidualProblem p) {
   extern __shared__ __align__(16) unsigned char shared[];
   HermitianResidual<T, kLanes, kChunks, kWarps>::run(p, reinterpret_cast<T*>(shared));
 }

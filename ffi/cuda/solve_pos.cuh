@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ffi/common/problem.h"
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/halves.cuh"
 #include "ffi/cuda/tile/left.cuh"
@@ -21,25 +20,13 @@
 #include "ffi/cuda/tile/thread.cuh"
 #include "ffi/cuda/tile/tile_columns.cuh"
 #include "ffi/cuda/tile/with_constant.cuh"
+#include "ffi/problems/solve_pos.h"
 
 namespace jax_batched::cuda {
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 // S is the type that elements are stored in (storage.cuh).
-template <class S>
-struct SolvePosArguments {
-  const S* a;
-  const S* b;
-  S* x;
-  int32_t* info;
-  int64_t batch;
-  int64_t nrhs;
-  int n;
-  bool upper;  // which triangle of A is read
-  BatchMap a_map;
-  BatchMap b_map;
-};
 
 // An entry of B on its way in, or of X on its way out.
 template <class T>
@@ -47,17 +34,20 @@ __device__ __forceinline__ T conj_if(bool upper, T a) {
   return upper ? conj(a) : a;
 }
 
-// map(index), in little code: nested broadcasts are rare.
-__device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {
-  if (map.count == 1) return index * map.stride[0];
+// view.at(entry, rows, columns) in little code: nested broadcasts are rare.
+template <class T, class Rows, class Columns = int>
+__device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t entry,
+                                        const Rows& rows, const Columns& columns = 1) {
+  const BatchMap& map = view.layout.map;
+  if (map.count == 1) return view.as<T>() + entry * map.stride[0] * rows * columns;
   int64_t matrix = 0;
 #pragma unroll 1
   for (int d = 0; d < map.count; ++d) {
-    const int64_t quotient = index / map.size[d];
-    matrix += (index - quotient * map.size[d]) * map.stride[d];
-    index = quotient;
+    const int64_t quotient = entry / map.size[d];
+    matrix += (entry - quotient * map.size[d]) * map.stride[d];
+    entry = quotient;
   }
-  return matrix;
+  return view.as<T>() + matrix * rows * columns;
 }
 
 // Which system a warp solves that has one right-hand side: all kernels that take one solve several
@@ -67,7 +57,7 @@ struct SingleSystem {
   int64_t index;  // in the batch
   int64_t column;
 
-  __device__ __forceinline__ SingleSystem(const SolvePosArguments<T>& args, int64_t warp)
+  __device__ __forceinline__ SingleSystem(const SolvePosProblem& args, int64_t warp)
       : index(warp), column(0) {
     if (args.nrhs == 1) return;
     index = warp / args.nrhs;
@@ -93,7 +83,7 @@ struct SolveStage {
 
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class S, int kN>
-__global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArguments<S> args) {
+__global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProblem args) {
   using T = Computed<S>;
   using Matrices = typename SolveStage<S, kN>::Records;
   using Vectors = RecordStage<S, kN>;
@@ -101,11 +91,11 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
   const int records = static_cast<int>(min(int64_t{32}, args.batch - first));
-  if (args.a_map.contiguous()) {
-    Matrices::load(stage, args.a + first * (kN * kN), records, lane);
+  if (args.a.contiguous()) {
+    Matrices::load(stage, args.a.as<const S>() + first * (kN * kN), records, lane);
   } else {
     for (int record = 0; record < records; ++record) {
-      const S* a = args.a + matrix_index(args.a_map, first + record) * (kN * kN);
+      const S* a = matrix_at<const S>(args.a, first + record, kN * kN);
       for (int e = lane; e < kN * kN; e += 32) stage[record * Matrices::kStride + e] = a[e];
     }
   }
@@ -129,12 +119,12 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
     }
   };
   __syncwarp();
-  if (args.nrhs == 1 && args.b_map.contiguous()) {
-    Vectors::load(stage, args.b + first * kN, records, lane);
+  if (args.nrhs == 1 && args.b.contiguous()) {
+    Vectors::load(stage, args.b.as<const S>() + first * kN, records, lane);
     __syncwarp();
     if (lane < records) solve(stage + lane * Vectors::kStride, 1);
     __syncwarp();
-    Vectors::store(args.x + first * kN, stage, records, lane);
+    Vectors::store(args.x.at<S>(first, kN, 1), stage, records, lane);
     return;
   }
   // Up to kN right-hand sides at a time: they fit where the matrices were.
@@ -149,7 +139,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
       }
     };
     for_each_element([&](int64_t entry, int64_t at, S& staged) {
-      staged = args.b[matrix_index(args.b_map, entry) * kN * args.nrhs + at];
+      staged = matrix_at<const S>(args.b, entry, kN, args.nrhs)[at];
     });
     __syncwarp();
     if (lane < records) {
@@ -158,7 +148,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
     }
     __syncwarp();
     for_each_element([&](int64_t entry, int64_t at, S& staged) {
-      args.x[entry * kN * args.nrhs + at] = staged;
+      args.x.at<S>(entry, kN, args.nrhs)[at] = staged;
     });
     __syncwarp();
   }
@@ -173,7 +163,7 @@ constexpr size_t solve_pos_thread_shared_bytes() {
 // several right-hand sides: they need registers that one does not.
 template <class T, int kSlots, bool kMany, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_rows_kernel(const SolvePosArguments<T> args) {
+    solve_pos_rows_kernel(const SolvePosProblem args) {
   using Matrix = Rows<T, kSlots>;
   constexpr int kLanes = Matrix::kLanes;
   // Right-hand sides at a time, where there are several. The code for 4 would overflow the
@@ -187,12 +177,12 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
-  const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
+  const T* a = matrix_at<const T>(args.a, entry, n, n);
   Matrix::start_copy(shared, a, n, args.upper, g);
   commit_copies();
 
-  const T* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
-  T* x = args.x + entry * n * nrhs;
+  const T* b = matrix_at<const T>(args.b, entry, n, nrhs);
+  T* x = args.x.at<T>(entry, n, nrhs);
   const auto load_rhs = [&](T(&y)[kSlots], int64_t column) {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
@@ -265,7 +255,7 @@ constexpr size_t solve_pos_rows_shared_bytes() {
 // The same for 16-bit elements and one right-hand side.
 template <class S, int kSlots, bool kExact, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_stored_rows_kernel(const SolvePosArguments<S> args) {
+    solve_pos_stored_rows_kernel(const SolvePosProblem args) {
   using Stage = StoredRows<S, kSlots, kExact>;
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
@@ -277,16 +267,16 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const Reading reading{args.upper, false};
   // A warp that is not full computes its last matrix again.
   const auto entry = [&](int of) { return first + min(of, count - 1); };
-  const auto matrix = [&](int of) { return args.a + matrix_index(args.a_map, entry(of)) * n * n; };
+  const auto matrix = [&](int of) { return matrix_at<const S>(args.a, entry(of), n, n); };
   const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
-  if (args.a_map.contiguous()) {
+  if (args.a.contiguous()) {
     stage.start_copy(matrix(0), count, reading);
     commit_copies();
   } else {
 #pragma unroll 1
     for (int of = 0; of < count; ++of) stage.copy_matrix(matrix(of), of);
   }
-  const S* b = args.b + matrix_index(args.b_map, entry(q)) * n;
+  const S* b = matrix_at<const S>(args.b, entry(q), n, 1);
   const auto load_rhs = [&](T(&y)[kSlots]) {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
@@ -316,7 +306,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   m.solve_backward(y, g);
   if (q >= count) return;
   if (g == 0) args.info[first + q] = info;
-  S* x = args.x + (first + q) * n;
+  S* x = args.x.at<S>(first + q, n, 1);
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     const int i = kLanes * s + g;
@@ -326,7 +316,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 
 // 8 lanes of a warp for one matrix and one right-hand side, in shared memory (tile_columns.cuh).
 template <class T, int kTiles>
-__global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosArguments<T> args) {
+__global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosProblem args) {
   using Matrix = TileColumns<T, kTiles>;
   const int q = threadIdx.x / 8, g = threadIdx.x % 8;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
@@ -335,11 +325,11 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosArgum
   const bool stored = first + q < args.batch;
   const int n = args.n;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
-  const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
+  const T* a = matrix_at<const T>(args.a, entry, n, n);
   Matrix::start_copy(shared, a, n, args.upper, g);
   commit_copies();
 
-  const T* b = args.b + matrix_index(args.b_map, entry) * n;
+  const T* b = matrix_at<const T>(args.b, entry, n, 1);
   const auto load_rhs = [&](T(&y)[kTiles]) {
 #pragma unroll
     for (int s = 0; s < kTiles; ++s) {
@@ -366,7 +356,7 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosArgum
   }
   if (g == 0 && stored) args.info[entry] = info;
   m.solve_backward(shared, y, g);
-  T* x = args.x + entry * n;
+  T* x = args.x.at<T>(entry, n, 1);
 #pragma unroll
   for (int s = 0; s < kTiles; ++s) {
     const int i = 8 * s + g;
@@ -511,7 +501,7 @@ __device__ __forceinline__ void for_each_rhs_entry(int rows, int columns, int la
 // more column of the panels; the others are substituted on the fragments.
 template <class T, int kTiles, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_warp_kernel(const SolvePosArguments<T> args) {
+    solve_pos_warp_kernel(const SolvePosProblem args) {
   using Workspace = SolveWorkspace<T, kTiles>;
   using Step = Panel<T, kTiles, 1>;
   const int lane = threadIdx.x, n = args.n;
@@ -519,7 +509,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
   T* vector = own.vector(0);
 
-  const T* rhs = args.b + matrix_index(args.b_map, index) * n * nrhs;
+  const T* rhs = matrix_at<const T>(args.b, index, n, nrhs);
   const auto load_rhs = [&](int64_t column, int columns) {
     const T* b = rhs + column;
     for_each_rhs_entry<8 * kTiles>(8 * kTiles, columns, lane, [&](int i, int c) {
@@ -529,8 +519,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 
   int columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs));
   Fragment<T, kTiles> m;
-  load_fragment<false, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
-                                  args.upper, lane);
+  load_fragment<false, T, kTiles>(m, matrix_at<const T>(args.a, index, n, n), n, args.upper, lane);
   load_rhs(0, columns);
   int info = 0;
 #pragma unroll
@@ -591,7 +580,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
       own.template solve_block<true>(p, p < kTiles - 1, 0, columns, lane);
       __syncwarp();
     }
-    T* to = args.x + index * n * nrhs + column;
+    T* to = args.x.at<T>(index, n, nrhs) + column;
     for_each_rhs_entry<8 * kTiles>(n, columns, lane, [&](int i, int c) {
       to[i * nrhs + c] = info ? quiet_nan<T>() : conj_if(args.upper, vector[8 * kTiles * c + i]);
     });
@@ -603,7 +592,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 // instruction cache: only what touches the tiles is compiled once per panel.
 template <class T, int kTiles, bool kExact, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_warp_rolled_kernel(const SolvePosArguments<T> args) {
+    solve_pos_warp_rolled_kernel(const SolvePosProblem args) {
   using Workspace = SolveWorkspace<T, kTiles>;
   using Step = Panel<T, kTiles, 1>;
   constexpr int kLast = kTiles - 1;
@@ -615,9 +604,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   T* vector = own.vector(0);
 
   Fragment<T, kTiles> m;
-  load_fragment<kExact, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
-                                   args.upper, lane);
-  const T* rhs = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
+  load_fragment<kExact, T, kTiles>(m, matrix_at<const T>(args.a, index, n, n), n, args.upper, lane);
+  const T* rhs = matrix_at<const T>(args.b, index, n, nrhs) + system.column;
   for_each_rhs_entry<8 * kTiles>(8 * kTiles, 1, lane, [&](int i, int) {
     vector[i] = i < n ? conj_if(args.upper, rhs[i * nrhs]) : T(0);
   });
@@ -665,7 +653,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     __syncwarp();
   }
   if (lane == 0 && system.column == 0) args.info[index] = info;
-  T* x = args.x + index * n * nrhs + system.column;
+  T* x = args.x.at<T>(index, n, nrhs) + system.column;
   for_each_rhs_entry<8 * kTiles>(n, 1, lane, [&](int i, int) {
     x[i * nrhs] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
   });
@@ -680,15 +668,15 @@ constexpr size_t solve_pos_warp_shared_bytes() {
 // right-hand side. L11 and L22 stay in registers, X in shared memory.
 template <class T, int kTiles, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_halves_kernel(const SolvePosArguments<T> args) {
+    solve_pos_halves_kernel(const SolvePosProblem args) {
   using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x, n = args.n;
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
-  const T* a = args.a + matrix_index(args.a_map, index) * n * n;
-  const T* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
+  const T* a = matrix_at<const T>(args.a, index, n, n);
+  const T* b = matrix_at<const T>(args.b, index, n, nrhs) + system.column;
   T* vector = matrix.vector();
 #pragma unroll
   for (int i = lane; i < 2 * kHalf; i += 32)
@@ -733,7 +721,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     }
   }
   if (lane == 0 && system.column == 0) args.info[index] = info;
-  T* x = args.x + index * n * nrhs + system.column;
+  T* x = args.x.at<T>(index, n, nrhs) + system.column;
 #pragma unroll
   for (int i = lane; i < 2 * kHalf; i += 32) {
     if (i < n) x[i * nrhs] = info ? quiet_nan<T>() : conj_if(args.upper, vector[i]);
@@ -745,18 +733,18 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 // a warp's afterwards. kProducts: on the tensor cores; if not, there is one right-hand side.
 template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
 __global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), kMinBlocks)
-    solve_pos_left_kernel(const SolvePosArguments<double> args) {
+    solve_pos_left_kernel(const SolvePosProblem args) {
   using Factor = LeftFactor<kWorkers, kRhsPlace>;
   static_assert(kProducts || Factor::kRowTile);
-  const Factor matrix(dynamic_shared, args.n);
-  const int64_t entry = blockIdx.x;
   const int n = args.n;
+  const Factor matrix(dynamic_shared, n);
+  const int64_t entry = blockIdx.x;
   const int64_t nrhs = args.nrhs;
-  const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
-  double* x = args.x + entry * n * nrhs;
+  const double* b = matrix_at<const double>(args.b, entry, n, nrhs);
+  double* x = args.x.at<double>(entry, n, nrhs);
   typename Factor::RightHandSides y;
-  const int info = matrix.factor(args.a + matrix_index(args.a_map, entry) * n * n, args.upper,
-                                 false, b, nrhs, y, [](int) {});
+  const int info = matrix.factor(matrix_at<const double>(args.a, entry, n, n), args.upper, false, b,
+                                 nrhs, y, [](int) {});
   if (threadIdx.x == 0) args.info[entry] = info;
   if constexpr (!kProducts) {
     if (matrix.worker > 0) return;
@@ -792,16 +780,15 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), k
 
 // One warp per matrix, in its registers (resident.cuh).
 template <int kTiles>
-__global__ void __launch_bounds__(32)
-    solve_pos_resident_kernel(const SolvePosArguments<double> args) {
+__global__ void __launch_bounds__(32) solve_pos_resident_kernel(const SolvePosProblem args) {
   using Factor = ResidentFactor<kTiles>;
   const int64_t entry = blockIdx.x;
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
-  const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
-  double* x = args.x + entry * n * nrhs;
+  const double* b = matrix_at<const double>(args.b, entry, n, nrhs);
+  double* x = args.x.at<double>(entry, n, nrhs);
   Factor matrix(dynamic_shared);
-  matrix.load_matrix(args.a + matrix_index(args.a_map, entry) * n * n, n, args.upper);
+  matrix.load_matrix(matrix_at<const double>(args.a, entry, n, n), n, args.upper);
   Factor::load_rhs(matrix.y, b, n, nrhs, 0);
   matrix.factor();
   if (threadIdx.x == 0) args.info[entry] = matrix.failed;

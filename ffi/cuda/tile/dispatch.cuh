@@ -1,12 +1,12 @@
-// From a row of a tier table to the kernels it names: each row is a template argument, so a table
-// of tiers.h decides which kernels are compiled.
+// From a row of a table to the kernels it names: each row is a template argument, so a table
+// decides which kernels are compiled.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <iterator>
 
-#include "ffi/cuda/tiers.h"
+#include "ffi/cuda/runtime/table.h"
 #include "ffi/cuda/tile/launch.cuh"
 
 namespace jax_batched::cuda {
@@ -22,32 +22,36 @@ cudaError_t with_size(int n, const Launcher& launcher) {
   }
 }
 
-// Calls launcher.tier<row>() for a row of launcher.kTable that serves elements of type S.
+// Calls launcher.row<row>() for a row of launcher.kTable that serves elements of type S.
 template <class S, class Launcher, size_t kRow = 0>
-cudaError_t with_tier(int64_t row, const Launcher& launcher) {
+cudaError_t with_row(int64_t row, const Launcher& launcher) {
   if constexpr (kRow < std::size(Launcher::kTable)) {
     if constexpr (Launcher::kTable[kRow].dtype == table_dtype(kDTypeOf<S>)) {
-      if (row == static_cast<int64_t>(kRow)) return launcher.template tier<kRow>();
+      if (row == static_cast<int64_t>(kRow)) return launcher.template row<kRow>();
     }
-    return with_tier<S, Launcher, kRow + 1>(row, launcher);
+    return with_row<S, Launcher, kRow + 1>(row, launcher);
   } else {
     return cudaErrorInvalidValue;
   }
 }
 
+// The shape in a row.
+template <const auto& kTable, size_t kRow>
+inline constexpr auto kShapeOf = std::get<kTable[kRow].shape.index()>(kTable[kRow].shape);
+
 // Launches the kernel that serves a call on the current device, whose capability is filled in here:
 // the one named, else the one that the tables choose. If that one needs more shared memory than the
 // device has, the first of the others that fits.
 template <class S, class Launcher>
-cudaError_t launch_tier(Call call, std::string_view name, const Launcher& launcher) {
+cudaError_t launch_row(Call call, std::string_view name, const Launcher& launcher) {
   cudaError_t error = compute_capability(&call.capability);
   if (error != cudaSuccess) return error;
-  const int64_t chosen = find_tier(Launcher::kTable, call, name);
-  error = with_tier<S>(chosen, launcher);
+  const int64_t chosen = find_row(Launcher::kTable, tuned_rows(), call, name);
+  error = with_row<S>(chosen, launcher);
   if (error != kDoesNotFit || !name.empty()) return error;
   for (size_t row = 0; row < std::size(Launcher::kTable); ++row) {
     if (static_cast<int64_t>(row) == chosen || !Launcher::kTable[row].serves(call)) continue;
-    error = with_tier<S>(static_cast<int64_t>(row), launcher);
+    error = with_row<S>(static_cast<int64_t>(row), launcher);
     if (error != kDoesNotFit) return error;
   }
   return error;

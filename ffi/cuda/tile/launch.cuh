@@ -78,7 +78,7 @@ cudaError_t raise_shared_memory(size_t bytes) {
 
 // Launches kKernel on ceil(items / items_per_block) blocks of grid x.
 template <auto kKernel, class... Args>
-cudaError_t launch(cudaStream_t stream, int64_t items, int64_t items_per_block, int threads,
+cudaError_t launch_kernel(cudaStream_t stream, int64_t items, int64_t items_per_block, int threads,
                    size_t shared_bytes, const Args&... args) {
   const int64_t blocks = (items + items_per_block - 1) / items_per_block;
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;  // more than any memory holds

@@ -1,6 +1,6 @@
 // Triangular substitution: what its kernels share.
 //
-// Every problem is M Y = C with M lower triangular (problem.h), one sweep
+// Every problem is M Y = C with M lower triangular (LowerSystem), one sweep
 //   y_i = (c_i - sum_{j < i} M(i, j) y_j) / M(i, i),   i = 0, 1, ..., n - 1,
 // and a solve with a Cholesky factor is two: M, then M^H, which is a sweep from the last row up.
 //
@@ -20,30 +20,23 @@
 
 #include <cstdint>
 
-#include "ffi/common/problem.h"
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/problems/substitution.h"
 
 namespace jax_batched::cuda {
 
+// A problem with elements of type T.
 template <class T>
-struct Substitution {
-  const T* a;
-  const T* b;
-  T* x;
-  int64_t batch;
-  int64_t nrhs;
-  int n;
-  bool unit_diagonal;
-  BatchMap a_map;
-  BatchMap b_map;
-  LowerSystem first;
-  LowerSystem second;  // of two sweeps: first's conjugate transpose
-
-  __device__ __forceinline__ const T* a_of(int64_t entry) const { return a + a_map(entry) * n * n; }
-  __device__ __forceinline__ const T* b_of(int64_t entry) const {
-    return b + b_map(entry) * n * nrhs;
+struct Substitution : SubstitutionProblem {
+  __device__ __forceinline__ const T* a_of(int64_t entry) const {
+    return a.template at<const T>(entry, n, n);
   }
-  __device__ __forceinline__ T* x_of(int64_t entry) const { return x + entry * n * nrhs; }
+  __device__ __forceinline__ const T* b_of(int64_t entry) const {
+    return b.template at<const T>(entry, n, nrhs);
+  }
+  __device__ __forceinline__ T* x_of(int64_t entry) const {
+    return x.template at<T>(entry, n, nrhs);
+  }
 };
 
 // True if neighbouring columns of a row of M are neighbours in memory, else neighbouring rows are.

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "ffi/cuda/substitution_tiers.h"
+#include "ffi/cuda/substitution/policy.h"
 #include "ffi/cuda/tile/launch.cuh"
 #include "ffi/cuda/tile/substitution_columns.cuh"
 #include "ffi/cuda/tile/substitution_panels.cuh"
@@ -24,16 +24,16 @@ cudaError_t launch_thread_substitution(cudaStream_t stream, const Substitution<T
   } else {
     if (s.n != kN) return launch_thread_substitution<T, kSweeps, kN - 1>(stream, s);
     using Shape = ThreadSubstitutionShape<T, kN>;
-    return launch<&thread_substitution<T, kN, kSweeps>>(stream, s.batch, 32 * Shape::kWarps,
-                                                        32 * Shape::kWarps,
-                                                        Shape::kWarps * Shape::kWarpBytes, s);
+    return launch_kernel<&thread_substitution<T, kN, kSweeps>>(
+        stream, s.batch, 32 * Shape::kWarps, 32 * Shape::kWarps, Shape::kWarps * Shape::kWarpBytes,
+        s);
   }
 }
 
 // True if rows are whole 16-byte vectors at 16-byte addresses.
 template <class T>
 bool aligned_rows(const Substitution<T>& s) {
-  return s.n % kVector<T> == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
+  return s.n % kVector<T> == 0 && reinterpret_cast<uintptr_t>(s.a.data) % 16 == 0;
 }
 
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
@@ -43,7 +43,7 @@ cudaError_t launch_warp_shape(cudaStream_t stream, const Substitution<T>& s, int
   const FoldedTriangle<T> folded{s.n, kAligned};
   const size_t bytes = sizeof(T) * Shape::kWarps * Shape::warp_elements(folded);
   if (bytes > limit) return kDoesNotFit;
-  return launch<&warp_substitution<T, kLanes, kRows, kColumns, kAligned>>(
+  return launch_kernel<&warp_substitution<T, kLanes, kRows, kColumns, kAligned>>(
       stream, s.batch, Shape::kWarps * Shape::kMatrices, 32 * Shape::kWarps, bytes, s, sweeps,
       folded);
 }
@@ -66,8 +66,9 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
                                                                                     sweeps, limit);
           }
         }
-        return launch_warp_shape < T, kShape.lanes, kShape.rows, kColumns,
-               !kOne || kVector<T> == 1 > (stream, s, sweeps, limit);
+        constexpr bool kAligned = !kOne || kVector<T> == 1;
+        return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, kAligned>(stream, s,
+                                                                                   sweeps, limit);
       }
     }
     return launch_warp_tier<T, kColumns, kTier + 1>(stream, s, sweeps, limit);
@@ -91,7 +92,7 @@ cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, i
   const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages, kAligned>::shared_bytes(s.n);
   if (bytes > limit) return kDoesNotFit;
   const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return launch<&stream_substitution<T, kColumns, kStages, kAligned>>(
+  return launch_kernel<&stream_substitution<T, kColumns, kStages, kAligned>>(
       stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
 }
 
@@ -129,7 +130,7 @@ cudaError_t launch_panels_shape(cudaStream_t stream, const Substitution<T>& s, i
   const int64_t groups = (s.batch + shape.matrices() - 1) / shape.matrices();
   const int64_t column_groups = (s.nrhs + lanes * kColumns - 1) / (lanes * kColumns);
   const auto launch_for = [&](auto transposed) {
-    return launch<&panels_substitution<T, kRows, kColumns, decltype(transposed)::value>>(
+    return launch_kernel<&panels_substitution<T, kRows, kColumns, decltype(transposed)::value>>(
         stream, groups * column_groups, 1, 32 * shape.panels, bytes, s, sweeps, shape,
         column_groups);
   };
@@ -169,7 +170,7 @@ cudaError_t launch_resident_tier(cudaStream_t stream, const Substitution<double>
     const int64_t all_warps = (s.nrhs + Shape::kColumns - 1) / Shape::kColumns;
     const int64_t column_groups = (all_warps + Shape::kMaxWarps - 1) / Shape::kMaxWarps;
     const int warps = static_cast<int>((all_warps + column_groups - 1) / column_groups);
-    return launch<&resident_substitution<kShape.tiles, kShape.parts, kShape.min_blocks>>(
+    return launch_kernel<&resident_substitution<kShape.tiles, kShape.parts, kShape.min_blocks>>(
         stream, s.batch * column_groups, 1, 32 * warps, Shape::shared_bytes(warps), s, sweeps,
         column_groups);
   }
@@ -194,7 +195,7 @@ cudaError_t launch_columns_blocks(cudaStream_t stream, const Substitution<T>& s)
   using Shape = ColumnsSubstitutionShape<T, kBlock>;
   const int warps = static_cast<int>(std::min<int64_t>((s.nrhs + 31) / 32, Shape::kMaxWarps));
   const int64_t column_groups = (s.nrhs + 32 * warps - 1) / (32 * warps);
-  return launch<&columns_substitution<T, kBlock, kSweeps>>(
+  return launch_kernel<&columns_substitution<T, kBlock, kSweeps>>(
       stream, s.batch * column_groups, 1, 32 * warps, Shape::shared_bytes(warps), s, column_groups);
 }
 
@@ -230,21 +231,24 @@ cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>
   return launch_sweeps_substitution<T>(stream, s, kSweeps, kernel);
 }
 
-// The same, or with an empty name the one that the tables choose. The kernels give the same bits,
-// so one that needs more shared memory than this GPU has is replaced by the next that serves.
-template <class T, int kSweeps>
-cudaError_t launch_substitution(cudaStream_t stream, const Substitution<T>& s,
-                                std::string_view kernel) {
-  if (!kernel.empty()) return launch_named_substitution<T, kSweeps>(stream, s, kernel);
-  int capability = 0;
-  cudaError_t error = compute_capability(&capability);
+// The kernel that the problem names, or the one that the tables choose. The kernels give the same
+// bits, so one that needs more shared memory than this GPU has is replaced by the next that serves.
+template <class T, class P>
+cudaError_t launch_substitution(cudaStream_t stream, const P& problem) {
+  if (problem.n > kSubstitutionMaxN) return cudaErrorInvalidValue;
+  constexpr int kSweeps = P::kSweeps;
+  const Substitution<T> s{problem};
+  if (!problem.kernel.empty()) {
+    return launch_named_substitution<T, kSweeps>(stream, s, problem.kernel);
+  }
+  Call call{.operation = P::kName, .dtype = kDTypeOf<T>, .n = s.n, .nrhs = s.nrhs};
+  call.transposed = s.nrhs > 1 && s.first.x_col != 1;
+  cudaError_t error = compute_capability(&call.capability);
   if (error != cudaSuccess) return error;
-  const bool transposed = s.nrhs > 1 && s.first.x_col != 1;
-  error = launch_named_substitution<T, kSweeps>(
-      stream, s, substitution_kernel(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed, capability));
+  error = launch_named_substitution<T, kSweeps>(stream, s, substitution_kernel(call, kSweeps));
   for (const SubstitutionTier& tier : kSubstitutionTiers) {
     if (error != kDoesNotFit) break;
-    if (tier.serves(kDTypeOf<T>, s.n, s.nrhs, kSweeps, transposed, capability)) {
+    if (tier.serves(call, kSweeps)) {
       error = launch_named_substitution<T, kSweeps>(stream, s, tier.kernel);
     }
   }

@@ -211,7 +211,7 @@ struct TileLoader {
   int warp, lane;
 
   __device__ __forceinline__ bool aligned() const {
-    return s.n % kV == 0 && reinterpret_cast<uintptr_t>(s.a) % 16 == 0;
+    return s.n % kV == 0 && reinterpret_cast<uintptr_t>(s.a.data) % 16 == 0;
   }
   __device__ __forceinline__ const T* matrix(int m) const {
     return s.a_of(min(first + m, s.batch - 1));
@@ -441,7 +441,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
       entry < s.batch ? static_cast<int>(min(s.nrhs - column, int64_t{2 * kColumns})) : INT_MIN;
   global.aligned = kTransposed ? s.n % kVector<T> == 0 : s.nrhs % kColumns == 0;
   Panel panel;
-  global.load(panel, s.b, s.b_of(entry));
+  global.load(panel, s.b.template as<const T>(), s.b_of(entry));
   wait_for_copies<0>();
   loader.reverse();
   __syncthreads();
@@ -477,7 +477,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
       if (!ascending && warp < j) panel.subtract_columns(l + shape.tile(j, warp), y_j);
     }
   }
-  global.store(panel, s.x, s.x_of(entry));
+  global.store(panel, s.x.template as<T>(), s.x_of(entry));
 }
 
 }  // namespace jax_batched::cuda

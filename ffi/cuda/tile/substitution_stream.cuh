@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(32)
   const int64_t x_start = system.x_start + (by_rows ? 0 : (n - 1) * system.x_row);
   const int64_t x_row = by_rows ? system.x_row : -system.x_row;
   const bool columns_fastest = system.x_col == 1;
-  const bool one_reader = column_groups == 1 && s.a_map.contiguous();  // of each matrix
+  const bool one_reader = column_groups == 1 && s.a.contiguous();  // of each matrix
 
   for (int64_t item = blockIdx.x; item < s.batch * column_groups; item += gridDim.x) {
     const int64_t entry = item / column_groups;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(32)
     triangle.upper = upper;
     triangle.shift = past_vector(triangle.a);
     // A vector may be longer than a matrix of one row.
-    triangle.outermost = !s.a_map.contiguous() || entry == 0 || entry == s.batch - 1 || n == 1;
+    triangle.outermost = !s.a.contiguous() || entry == 0 || entry == s.batch - 1 || n == 1;
 
     typename Tile::Sweep sweep;
     sweep.lane = lane;

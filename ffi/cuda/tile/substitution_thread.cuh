@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32 * ThreadSubstitutionShape<T, kN>::kWarps)
   for (int64_t first = (int64_t{blockIdx.x} * Shape::kWarps + warp) * 32; first < s.batch;
        first += stride) {
     const int records = static_cast<int>(min(int64_t{32}, s.batch - first));
-    if (s.a_map.contiguous()) {
+    if (s.a.contiguous()) {
       Matrices::load(matrices, s.a_of(first), records, lane);
     } else {
       for (int m = 0; m < records; ++m) {
@@ -76,11 +76,11 @@ __global__ void __launch_bounds__(32 * ThreadSubstitutionShape<T, kN>::kWarps)
       const bool active = column < columns;
       const int m = static_cast<int>(s.nrhs == 1 ? column : column / s.nrhs);
       const int64_t r = column - m * s.nrhs;
-      const bool staged = columns_contiguous && s.b_map.contiguous();
+      const bool staged = columns_contiguous && s.b.contiguous();
       const int count = static_cast<int>(min(int64_t{32}, columns - done));
       const int64_t staged_start = first * kN * s.nrhs + done * kN;
       if (staged) {
-        Vectors::load(vectors, s.b + staged_start, count, lane);
+        Vectors::load(vectors, s.b.template as<const T>() + staged_start, count, lane);
         __syncwarp();
       }
       if (active) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(32 * ThreadSubstitutionShape<T, kN>::kWarps)
       }
       __syncwarp();
       if (staged) {
-        Vectors::store(s.x + staged_start, vectors, count, lane);
+        Vectors::store(s.x.template as<T>() + staged_start, vectors, count, lane);
         __syncwarp();
       }
     }

@@ -314,8 +314,10 @@ struct LaneColumns {
     const LowerSystem& system = s.first;
     const int64_t step = by_rows ? system.x_row : -system.x_row;
     const int64_t start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row);
-    const auto addresses = reinterpret_cast<uintptr_t>(s.b) | reinterpret_cast<uintptr_t>(s.x);
-    return {start + lane * step, kLanes * step, system.x_col, (s.n - lane + kLanes - 1) / kLanes,
+    const auto addresses =
+        reinterpret_cast<uintptr_t>(s.b.data) | reinterpret_cast<uintptr_t>(s.x.data);
+    return {start + lane * step, kLanes * step, system.x_col,
+            (s.n - lane + kLanes - 1) / kLanes,
             kColumns % kVector<T> == 0 && system.x_col == 1 && s.nrhs % kColumns == 0 &&
                 addresses % 16 == 0};
   }
@@ -408,8 +410,7 @@ __global__ void __launch_bounds__(
       a[m] = reinterpret_cast<const T*>(__shfl_sync(kFullWarp, address, m * kLanes));
     }
     // Vectors beyond the ends of the others are memory of their neighbours.
-    const bool outermost =
-        !s.a_map.contiguous() || base == 0 || base + kMatrices >= s.batch || n == 1;
+    const bool outermost = !s.a.contiguous() || base == 0 || base + kMatrices >= s.batch || n == 1;
     if (!kAligned && outermost) {
       copy_triangles<kAligned, Shape::kSkips, true>(triangles, pitch, a, shape, upper,
                                                     threadIdx.x % 32);

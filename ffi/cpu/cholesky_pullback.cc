@@ -1,9 +1,8 @@
 // The cotangent of a Cholesky factor -> that of the matrix, for a group of matrices, one per lane.
-#pragma once
-
 #include "ffi/cpu/factor_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
+namespace {
 
 // Rows of a column that are summed side by side.
 inline constexpr int kPullbackRows = 4;
@@ -53,8 +52,8 @@ void cholesky_pullback(const CholeskyPullbackProblem& p, int64_t begin, int64_t 
   const Part part = p.upper ? Part::kUpper : Part::kLower;
   const R half(Real<T>(0.5)), off_diagonal(Real<T>(p.symmetrize ? 0.5 : 1));
   for (int64_t m = begin; m < end; m += kLanes<T>) {
-    pack(group_of<T>(p.factor, p.factor_map, n * n, m, end), part, factor);
-    pack(group_of<T>(p.cotangent, p.cotangent_map, n * n, m, end), part, result);
+    pack(group_of<T>(p.factor, n * n, m, end), part, factor);
+    pack(group_of<T>(p.cotangent, n * n, m, end), part, result);
     pullback_group<T>(l, z, n);
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < i; ++j) {
@@ -65,6 +64,22 @@ void cholesky_pullback(const CholeskyPullbackProblem& p, int64_t begin, int64_t 
     }
     unpack(result, p.symmetrize ? Part::kAll : part, group_of<T>(p.result, n * n, m, end));
   }
+}
+
+}  // namespace
+
+template <>
+Kernel<CholeskyPullbackProblem> kernel() {
+  const auto run = [](const CholeskyPullbackProblem& p, int64_t begin, int64_t end, void* scratch) {
+    with_element_type(p.dtype,
+                      [&](auto t) { cholesky_pullback<decltype(t)>(p, begin, end, scratch); });
+  };
+  const auto scratch_bytes = [](const CholeskyPullbackProblem& p) {
+    return with_element_type(p.dtype, [&](auto t) -> size_t {  // the factor and the result
+      return group_scratch_bytes<decltype(t)>(p.n, p.n + 1);
+    });
+  };
+  return {run, scratch_bytes};
 }
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA

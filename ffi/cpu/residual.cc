@@ -1,9 +1,8 @@
 // R = B - s A X, a column of X after the other.
-#pragma once
-
 #include "ffi/cpu/kernels.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
+namespace {
 
 // A cache line of entries.
 template <class T>
@@ -55,11 +54,11 @@ void residual_of(const ResidualProblem& p, const T* a, const T* x, const T* b, T
   T* y = scratch + p.n;
   for (int64_t c = 0; c < p.nrhs; ++c) {
     for (int64_t j = 0; j < p.n; ++j) column[j] = x[j * p.nrhs + c];
-    if (p.triangle == ResidualProblem::Triangle::kNone) {
+    if (!p.hermitian) {
       for (int64_t i = 0; i < p.m; ++i) y[i] = product(a + i * p.n, column, p.n, f);
     } else {
       for (int64_t i = 0; i < p.m; ++i) y[i] = T(0);
-      hermitian_product(a, p.n, p.triangle == ResidualProblem::Triangle::kUpper, column, y, f);
+      hermitian_product(a, p.n, p.upper, column, y, f);
     }
     for (int64_t i = 0; i < p.m; ++i) r[i * p.nrhs + c] = b[i * p.nrhs + c] - y[i];
   }
@@ -68,11 +67,11 @@ void residual_of(const ResidualProblem& p, const T* a, const T* x, const T* b, T
 template <class T>
 void residual(const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
   for (int64_t index = begin; index < end; ++index) {
-    const T* a = static_cast<const T*>(p.a) + p.a_map(index) * p.m * p.n;
-    const T* x = static_cast<const T*>(p.x) + p.x_map(index) * p.n * p.nrhs;
-    const T* b = static_cast<const T*>(p.b) + p.b_map(index) * p.m * p.nrhs;
-    const Real<T> s = static_cast<const Real<T>*>(p.scale)[p.scale_map(index)];
-    T* r = static_cast<T*>(p.r) + index * p.m * p.nrhs;
+    const T* a = p.a.at<const T>(index, p.m, p.n);
+    const T* x = p.x.at<const T>(index, p.n, p.nrhs);
+    const T* b = p.b.at<const T>(index, p.m, p.nrhs);
+    const Real<T> s = *p.scale.at<const Real<T>>(index, 1, 1);
+    T* r = p.r.at<T>(index, p.m, p.nrhs);
     T* space = static_cast<T*>(scratch);
     if (p.absolute) {
       residual_of(p, a, x, b, r, space, [s](T v) { return T(absolute(scale(v, s))); });
@@ -80,6 +79,21 @@ void residual(const ResidualProblem& p, int64_t begin, int64_t end, void* scratc
       residual_of(p, a, x, b, r, space, [s](T v) { return scale(v, s); });
     }
   }
+}
+
+}  // namespace
+
+template <>
+Kernel<ResidualProblem> kernel() {
+  const auto run = [](const ResidualProblem& p, int64_t begin, int64_t end, void* scratch) {
+    with_element_type(p.dtype, [&](auto t) { residual<decltype(t)>(p, begin, end, scratch); });
+  };
+  const auto scratch_bytes = [](const ResidualProblem& p) {
+    return with_element_type(p.dtype, [&](auto t) -> size_t {  // a column of X and one of A X
+      return (int64_t{p.m} + p.n) * sizeof(t);
+    });
+  };
+  return {run, scratch_bytes};
 }
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA
