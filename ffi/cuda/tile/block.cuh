@@ -464,7 +464,8 @@ struct BlockFactor {
     Real<T> inverse;
     load(x);
     Real<T> root = Block::template factor<false>(x, none, 0, 8, r, inverse);
-    if (__any_sync(kFullWarp, !plain_root(root))) {  // rare: tiny, infinite or failed pivots
+    // The careful path (careful.cuh) from registers: there are none for addresses in shared memory.
+    if (__any_sync(kFullWarp, !plain_root(root))) {
       load(x);
       root = Block::template factor<false, true>(x, none, 0, 8, r, inverse);
     }

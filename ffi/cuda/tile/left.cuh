@@ -176,31 +176,13 @@ struct LeftFactor : PivotBlock {
     }
   }
 
-  // What PivotBlock::factor_plain does, for any pivots: rare. Lanes 0..7 hold the rows of the
-  // block, lanes 8..15 those of the identity below it, which the same steps turn into those of
-  // L^-T. `scratch` is a tile of this warp. Returns the number of the first failed pivot, 1..8, or
-  // 0.
-  static __device__ __noinline__ int factor_any(double* scratch, double* inverse) {
-    using Block = Panel<double, 1, 1>;
-    const int r = lane();
-    double x[1][8], none[1], unused;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) x[0][k] = r < 8 ? scratch[at(r, k)] : r - 8 == k;
-    const double root = Block::factor<false, true>(x, none, 0, 8, r, unused);
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      if (r < 8) {
-        scratch[at(r, k)] = x[0][k];
-      } else if (r < 16) {
-        inverse[at(k, r - 8)] = -x[0][k];
-      }
-    }
-    __syncwarp();
-    return __ffs(__ballot_sync(kFullWarp, is_nan(root)));
+  // A call: inline, it would take registers of every warp.
+  static __device__ __noinline__ int factor_careful(double* a, double* minus_inverse) {
+    return PivotBlock::factor_careful(a, minus_inverse);
   }
 
-  // Factors block p + 1 in step p. `w`: -L_pp^-1, then that of the block. Returns as factor_any.
+  // Factors block p + 1 in step p. `w`: -L_pp^-1, then that of the block. Returns as
+  // factor_careful.
   __device__ __forceinline__ int chain_step(int p, Values& w) const {
     Values d;
     load(d, next_diagonal(p + 1));
@@ -222,7 +204,7 @@ struct LeftFactor : PivotBlock {
       __syncwarp();
       store(scratch, d);
       __syncwarp();
-      failed = factor_any(scratch, inverse);
+      failed = factor_careful(scratch, inverse);
       load(l, scratch);
       load(w, inverse);
     }

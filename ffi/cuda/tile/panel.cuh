@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
@@ -265,8 +266,8 @@ struct Panel {
   }
 
   // Factors the panel again, from `rows`, if a pivot of this lane's matrix was tiny, infinite or
-  // not positive, and counts a failure. Rare, so compact rather than fast; matrices of the warp
-  // without such a pivot keep what they have.
+  // not positive, and counts a failure (careful.cuh); matrices of the warp without such a pivot
+  // keep what they have.
   template <bool kSolve>
   static __device__ __forceinline__ void repair(T (&x)[kSlots][8], T (&b)[kSlots], T* panel, T* rhs,
                                                 int p, int steps, int lane, Real<T> root,
@@ -275,38 +276,15 @@ struct Panel {
     if (odd == 0) return;
     const int r = lane % kLanes;
     const bool mine = (odd >> (lane - r) & 0xffu) != 0;
-    int first_failed = 0;
-#pragma unroll 1
-    for (int k = 0; k < min(steps, 8); ++k) {
-      const int top = 8 * p + k;
-      PivotRoot<Real<T>> pivot = pivot_root(real(panel[row_at(top, k)]));
-      __syncwarp();
-      if (mine) {
-        if (first_failed == 0 && is_nan(pivot.root)) first_failed = top + 1;
-        if (r == k) inverse = pivot.inverse;
-        for (int i = top + r; i < 8 * kTiles; i += kLanes) {
-          T& entry = panel[row_at(i, k)];
-          entry = i == top ? T(pivot.root) : scale(entry, pivot.inverse);
-        }
-        if (kSolve && r == 0) rhs[top] = scale(rhs[top], pivot.inverse);
-      }
-      __syncwarp();
-      if (mine) {
-        for (int i = top + 1 + r; i < 8 * kTiles; i += kLanes) {
-#pragma unroll 1
-          for (int j = k + 1; j < 8; ++j) {
-            T& entry = panel[row_at(i, j)];
-            if (8 * p + j <= i) {
-              entry = sub_mul_conj(entry, panel[row_at(i, k)], panel[row_at(8 * p + j, k)]);
-            }
-          }
-          if (kSolve) rhs[i] = sub_mul(rhs[i], panel[row_at(i, k)], rhs[top]);
-        }
-      }
-      __syncwarp();
-    }
+    T* rows = panel + row_at(8 * p, 0);  // multiples of 8 rows lie alike
+    const int failed = factor_carefully<T>(
+        mine, min(steps, 8), 8 * (kTiles - p), r, kLanes,
+        [=](int i, int j) -> T& { return rows[row_at(i, j)]; }, kSolve ? rhs + 8 * p : nullptr,
+        [&](int k, const PivotRoot<Real<T>>& pivot) {
+          if (r == k) inverse = pivot.inverse;
+        });
     if (mine) {
-      if (info == 0) info = first_failed;
+      if (info == 0 && failed != 0) info = 8 * p + failed;
       load_rows(x, panel, p, r);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {

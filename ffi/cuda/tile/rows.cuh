@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ffi/cuda/tile/async_copy.cuh"
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/math.cuh"
 
 namespace jax_batched::cuda {
@@ -169,32 +170,14 @@ struct Rows {
   // lanes touch no shared memory.
   template <bool kSolve>
   __device__ __forceinline__ void repair(T* stage, bool mine, int n, int g) {
-    const int rows = mine ? n : 0;
-#pragma unroll 1
-    for (int k = 0; k < n; ++k) {
-      const PivotRoot<Real<T>> pivot = pivot_root(mine ? real(*at(stage, k, k)) : Real<T>(1));
+    factor_carefully<T>(
+        mine, n, n, g, kLanes, [=](int i, int j) -> T& { return *at(stage, i, j); }, nullptr,
+        [&](int k, const PivotRoot<Real<T>>& pivot) {
 #pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        if (mine && k == kLanes * s + g) inverse[s] = pivot.inverse;
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int i = k + g; i < rows; i += kLanes) {
-        T* to = at(stage, i, k);
-        *to = i == k ? T(pivot.root) : scale(*to, pivot.inverse);
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int i = k + 1 + g; i < rows; i += kLanes) {
-        const T l = *at(stage, i, k);
-#pragma unroll 1
-        for (int j = k + 1; j <= i; ++j) {
-          T* to = at(stage, i, j);
-          *to = sub_mul_conj(*to, l, *at(stage, j, k));
-        }
-      }
-      __syncwarp();
-    }
+          for (int s = 0; s < kSlots; ++s) {
+            if (k == kLanes * s + g) inverse[s] = pivot.inverse;
+          }
+        });
     if (!mine) return;
     load(stage, n, g);
 #pragma unroll

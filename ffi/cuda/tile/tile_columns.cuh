@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "ffi/cuda/tile/async_copy.cuh"
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 
@@ -175,37 +176,14 @@ struct TileColumns {
         __syncwarp();
       }
     }
-    int info = 0;
-#pragma unroll 1
-    for (int k = 0; k < n; ++k) {
-      const PivotRoot<Real<T>> pivot = pivot_root(real(*at(store, k, k)));
-      if (info == 0 && is_nan(pivot.root)) info = k + 1;
-      __syncwarp();
-      if (mine) {
+    return factor_carefully<T>(
+        mine, n, n, g, kLanes, [=](int i, int j) -> T& { return *at(store, i, j); }, nullptr,
+        [&](int k, const PivotRoot<Real<T>>& pivot) {
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-          if (k == 8 * j + g) inverse[j] = pivot.inverse;
-        }
-#pragma unroll 1
-        for (int i = k + g; i < n; i += kLanes) {
-          T* to = at(store, i, k);
-          *to = i == k ? T(pivot.root) : scale(*to, pivot.inverse);
-        }
-      }
-      __syncwarp();
-      if (mine) {
-#pragma unroll 1
-        for (int i = k + 1 + g; i < n; i += kLanes) {
-          const T l = *at(store, i, k);
-#pragma unroll 1
-          for (int j = k + 1; j <= i; ++j) {
-            *at(store, i, j) = sub_mul_conj(*at(store, i, j), l, *at(store, j, k));
+          for (int j = 0; j < kTiles; ++j) {
+            if (k == 8 * j + g) inverse[j] = pivot.inverse;
           }
-        }
-      }
-      __syncwarp();
-    }
-    return info;
+        });
   }
 
   // y = L^-1 b, in place of b: y_k = b_k / l_kk; b_i -= l_ik y_k.
