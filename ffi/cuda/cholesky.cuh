@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyAr
     S* own = stage + lane * Stage::kStride;
     Triangle<T, kN> l;
     Real<T> inverse[kN];
-    Stage::take(l, own, args.upper, args.symmetrize);
+    Stage::take(l, own, {args.upper, args.symmetrize});
     const int info = factor_triangle<T, kN>(l, inverse);
     if (info != 0) {
       for_each_entry<kN>([&](int i, int j) { l[i][j] = quiet_nan<T>(); });
@@ -106,12 +106,13 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   if (kDirect && !args.symmetrize) {
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
-      load_fragment<kExact, T, kTiles>(m[q], reinterpret_cast<const T*>(a[q].data), n, args.upper,
-                                       lane);
+      load_fragment<kExact ? kTiles : kTiles - 1>(
+          m[q], View<T>::square(reinterpret_cast<const T*>(a[q].data), n), {args.upper, false}, 0,
+          0, lane);
     }
   } else {
     load_staged<kGroup, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(shared), a,
-                                                    args.upper, kDirect || args.symmetrize, lane);
+                                                    {args.upper, kDirect || args.symmetrize}, lane);
   }
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) rows.clear(stage(q), lane);
@@ -180,11 +181,12 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const MatrixRun<S> a[1] = {rows.matrix(args.a, index, args.batch)};
   constexpr bool kDirect = std::is_same_v<S, T>;
   if (kDirect && !args.symmetrize) {
-    load_fragment<kExact, T, kTiles>(m[0], reinterpret_cast<const T*>(a[0].data), n, args.upper,
-                                     lane);
+    load_fragment<kExact ? kTiles : kTiles - 1>(
+        m[0], View<T>::square(reinterpret_cast<const T*>(a[0].data), n), {args.upper, false}, 0, 0,
+        lane);
   } else {
     load_staged<1, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(dynamic_shared), a,
-                                               args.upper, kDirect || args.symmetrize, lane);
+                                               {args.upper, kDirect || args.symmetrize}, lane);
   }
   rows.clear(stage, lane);
   int info = 0;
@@ -223,7 +225,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int lane = threadIdx.x, n = args.n;
   const int64_t index = blockIdx.x;
   const bool upper = args.upper;
-  const T* a = args.a + index * n * n;
+  const View<T> a = View<T>::square(args.a + index * n * n, n);
+  const Part part{upper, args.symmetrize};
   T* l = args.l + index * n * n;
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   int info = 0;
@@ -231,7 +234,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalf, columns = half ? n - kHalf : kHalf;
     typename Matrix::Block m;
-    matrix.template load<false>(m, a, first, first, upper, args.symmetrize);
+    load_fragment<0>(m, a, part, first, first, lane);
     if (half) matrix.subtract_square(m);
     T* stage = matrix.slot(half * kTiles);  // free beside L11, and beside L22
     const int failed = matrix.template factor<false>(
@@ -255,7 +258,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     if (half) break;
     __syncwarp();
     typename Matrix::Block x;
-    matrix.template load<true>(x, a, kHalf, 0, upper, args.symmetrize);
+    load_fragment<0, true>(x, a, part, kHalf, 0, lane);
     matrix.template solve_below<false>(x);
     stage = matrix.slot(kTiles);
 #pragma unroll 1
@@ -293,9 +296,9 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
   const S* a = args.a + first * n * n;
-  const Reading reading{args.upper, args.symmetrize};
+  const Part part{args.upper, args.symmetrize};
   const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
-  stage.start_copy(a, count, reading);
+  stage.start_copy(a, count, part);
   commit_copies();
   wait_for_copies<0>();
   __syncwarp();
@@ -303,14 +306,14 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int q = lane / kLanes, g = lane % kLanes;
   const auto index = [&](int of) { return min(of, count - 1); };
   Matrix m;
-  stage.load(m, index(q), reading);
+  stage.load(m, index(q), part);
   __syncwarp();
   T none[kSlots];
   m.template factor<false>(reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kColumns, none, g);
   __syncwarp();  // every lane has read the last column
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
-    stage.template repair<false>(m, mine, [&](int of) { return a + index(of) * n * n; }, reading);
+    stage.template repair<false>(m, mine, [&](int of) { return a + index(of) * n * n; }, part);
   }
   const int info = m.info(lane);
   if (g == 0 && q < count) args.info[first + q] = info;
@@ -328,8 +331,9 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, RhsPlace::kNone>::kThrea
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * args.n * args.n;
   double* l = args.l + offset;
   typename Factor::RightHandSides none;
-  const int info = matrix.factor(args.a + offset, args.upper, args.symmetrize, nullptr, 0, none,
-                                 [&](int p) { matrix.store_rows(l, args.upper, p); });
+  const int info =
+      matrix.factor(View<double>::square(args.a + offset, args.n), {args.upper, args.symmetrize},
+                    nullptr, 0, none, [&](int p) { matrix.store_rows(l, args.upper, p); });
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) {
     __syncthreads();
@@ -347,8 +351,8 @@ __global__ void __launch_bounds__(
   const int n = args.n;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * n * n;
   T* l = args.l + offset;
-  const int info =
-      Factor::factor(args.a + offset, l, reinterpret_cast<T*>(dynamic_shared), n, args.symmetrize);
+  const int info = Factor::factor(View<T>::square(args.a + offset, n), l,
+                                  reinterpret_cast<T*>(dynamic_shared), args.symmetrize);
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) fill_failed(l, n, args.upper, threadIdx.x, Factor::kThreads);
 }

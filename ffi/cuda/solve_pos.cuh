@@ -1,7 +1,7 @@
 // Fused solve of A X = B, A Hermitian positive definite: factor, forward and backward substitution
 // in one kernel; the factor never leaves registers and shared memory.
 //
-// An upper triangle is handled as in fragment.cuh: its factor is that of conj(A), so B is
+// An upper triangle is handled as in view.cuh: its factor is that of conj(A), so B is
 // conjugated on the way in and X on the way out.
 #pragma once
 
@@ -84,9 +84,9 @@ struct SolveStage {
   static __device__ __forceinline__ void take(Triangle<Computed<S>, kN>& l, const S* own,
                                               bool upper) {
     if constexpr (kStored) {
-      Records::take(l, own, upper, false);
+      Records::take(l, own, {upper, false});
     } else {
-      load_triangle<S, kN>(l, own, upper, false);
+      load_triangle<S, kN>(l, own, {upper, false});
     }
   }
 };
@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
-  const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
-  Matrix::start_copy(shared, a, n, args.upper, g);
+  const auto a = View<T>::square(args.a + matrix_index(args.a_map, entry) * n * n, n);
+  Matrix::start_copy(shared, a, {args.upper, false}, g);
   commit_copies();
 
   const T* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
     __syncwarp();  // every lane has read the last column
-    Matrix::start_copy(shared, a, n, args.upper, g);
+    Matrix::start_copy(shared, a, {args.upper, false}, g);
     commit_copies();
     wait_for_copies<0>();
     __syncwarp();
@@ -274,13 +274,13 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
-  const Reading reading{args.upper, false};
+  const Part part{args.upper, false};
   // A warp that is not full computes its last matrix again.
   const auto entry = [&](int of) { return first + min(of, count - 1); };
   const auto matrix = [&](int of) { return args.a + matrix_index(args.a_map, entry(of)) * n * n; };
   const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
   if (args.a_map.contiguous()) {
-    stage.start_copy(matrix(0), count, reading);
+    stage.start_copy(matrix(0), count, part);
     commit_copies();
   } else {
 #pragma unroll 1
@@ -299,13 +299,13 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   wait_for_copies<0>();
   __syncwarp();
   Matrix m;
-  stage.load(m, min(q, count - 1), reading);
+  stage.load(m, min(q, count - 1), part);
   __syncwarp();
   m.template factor<true>(reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kColumns, y[0], g);
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
     __syncwarp();  // every lane has read the last column
-    stage.template repair<true>(m, mine, matrix, reading);
+    stage.template repair<true>(m, mine, matrix, part);
     T again[1][kSlots];
     load_rhs(again[0]);
     m.solve_forward(again, g);
@@ -335,8 +335,8 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosArgum
   const bool stored = first + q < args.batch;
   const int n = args.n;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
-  const T* a = args.a + matrix_index(args.a_map, entry) * n * n;
-  Matrix::start_copy(shared, a, n, args.upper, g);
+  const auto a = View<T>::square(args.a + matrix_index(args.a_map, entry) * n * n, n);
+  Matrix::start_copy(shared, a, {args.upper, false}, g);
   commit_copies();
 
   const T* b = args.b + matrix_index(args.b_map, entry) * n;
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosArgum
   int info = 0;
   const bool mine = (__ballot_sync(kFullWarp, !plain) >> (8 * q) & 0xff) != 0;
   if (__any_sync(kFullWarp, mine)) {
-    const int failed = m.repair(shared, a, mine, n, args.upper, g);
+    const int failed = m.repair(shared, a, {args.upper, false}, mine, g);
     if (mine) info = failed;
     T again[kTiles];
     load_rhs(again);
@@ -529,8 +529,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 
   int columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs));
   Fragment<T, kTiles> m;
-  load_fragment<false, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
-                                  args.upper, lane);
+  const T* a = args.a + matrix_index(args.a_map, index) * n * n;
+  load_fragment<kTiles - 1>(m, View<T>::square(a, n), {args.upper, false}, 0, 0, lane);
   load_rhs(0, columns);
   int info = 0;
 #pragma unroll
@@ -615,8 +615,9 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   T* vector = own.vector(0);
 
   Fragment<T, kTiles> m;
-  load_fragment<kExact, T, kTiles>(m, args.a + matrix_index(args.a_map, index) * n * n, n,
-                                   args.upper, lane);
+  const T* a = args.a + matrix_index(args.a_map, index) * n * n;
+  load_fragment<kExact ? kTiles : kTiles - 1>(m, View<T>::square(a, n), {args.upper, false}, 0, 0,
+                                              lane);
   const T* rhs = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
   for_each_rhs_entry<8 * kTiles>(8 * kTiles, 1, lane, [&](int i, int) {
     vector[i] = i < n ? conj_if(args.upper, rhs[i * nrhs]) : T(0);
@@ -687,7 +688,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
-  const T* a = args.a + matrix_index(args.a_map, index) * n * n;
+  const auto a = View<T>::square(args.a + matrix_index(args.a_map, index) * n * n, n);
+  const Part part{args.upper, false};
   const T* b = args.b + matrix_index(args.b_map, index) * n * nrhs + system.column;
   T* vector = matrix.vector();
 #pragma unroll
@@ -698,7 +700,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 #pragma unroll 1
   for (int half = 0;; ++half) {
     const int first = half * kHalf;
-    matrix.template load<false>(m, a, first, first, args.upper, false);
+    load_fragment<0>(m, a, part, first, first, lane);
     if (half) matrix.subtract_square(m);
     // The panels of L22 are needed one at a time, those of X once more.
     const int failed = matrix.template factor<true>(
@@ -715,7 +717,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
       }
     }
     typename Matrix::Block x;
-    matrix.template load<true>(x, a, kHalf, 0, args.upper, false);
+    load_fragment<0, true>(x, a, part, kHalf, 0, lane);
     matrix.template solve_below<true>(x);
   }
 #pragma unroll 1
@@ -755,8 +757,8 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), k
   const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
   double* x = args.x + entry * n * nrhs;
   typename Factor::RightHandSides y;
-  const int info = matrix.factor(args.a + matrix_index(args.a_map, entry) * n * n, args.upper,
-                                 false, b, nrhs, y, [](int) {});
+  const auto a = View<double>::square(args.a + matrix_index(args.a_map, entry) * n * n, n);
+  const int info = matrix.factor(a, {args.upper, false}, b, nrhs, y, [](int) {});
   if (threadIdx.x == 0) args.info[entry] = info;
   if constexpr (!kProducts) {
     if (matrix.worker > 0) return;
@@ -801,7 +803,8 @@ __global__ void __launch_bounds__(32)
   const double* b = args.b + matrix_index(args.b_map, entry) * n * nrhs;
   double* x = args.x + entry * n * nrhs;
   Factor matrix(dynamic_shared);
-  matrix.load_matrix(args.a + matrix_index(args.a_map, entry) * n * n, n, args.upper);
+  const double* a = args.a + matrix_index(args.a_map, entry) * n * n;
+  matrix.load_matrix(View<double>::square(a, n), {args.upper, false});
   Factor::load_rhs(matrix.y, b, n, nrhs, 0);
   matrix.factor();
   if (threadIdx.x == 0) args.info[entry] = matrix.failed;

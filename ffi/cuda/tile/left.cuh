@@ -26,6 +26,7 @@
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/pivot_block.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -110,11 +111,11 @@ struct LeftFactor : PivotBlock {
 
   // Starts the copy of columns of tiles first .. last - 1 of row tile i of A; of the identity from
   // n on.
-  __device__ __forceinline__ void start_copy(const double* a, bool upper, int i, int first,
+  __device__ __forceinline__ void start_copy(const View<double>& a, bool upper, int i, int first,
                                              int last) const {
     const int row = moved_row(upper, 0), column = moved_column(upper);
-    const int row_step = upper ? 1 : n, column_step = upper ? n : 1;
-    const double* from = a + (8 * i + row) * row_step + column * column_step;
+    const int row_step = upper ? 1 : a.ld, column_step = upper ? a.ld : 1;
+    const double* from = a.data + (8 * i + row) * row_step + column * column_step;
     double* to = tile(i, 0) + at(row, column);
     last = min(last, i + 1);
     const auto copy = [&](int j, int step) {
@@ -145,7 +146,7 @@ struct LeftFactor : PivotBlock {
   }
 
   // The mean of both triangles instead.
-  __device__ __forceinline__ void load_mean(const double* a, int i) const {
+  __device__ __forceinline__ void load_mean(const View<double>& a, int i) const {
     const int r = 8 * i + lane() / 4;
 #pragma unroll 4
     for (int j = 0; j <= i; ++j) {
@@ -154,7 +155,7 @@ struct LeftFactor : PivotBlock {
       for (int h = 0; h < 2; ++h) {
         const int c = 8 * j + lane() % 4 * 2 + h;
         const int row = min(r, n - 1), column = min(c, n - 1);
-        const double mean = hermitian_mean(a[row * n + column], a[column * n + row]);
+        const double mean = hermitian_mean(*a.at(row, column), *a.at(column, row));
         v[h] = r < n && c < n ? mean : r == c;
       }
       store(tile(i, j), v);
@@ -316,9 +317,8 @@ struct LeftFactor : PivotBlock {
   // when row tile p and block column p of L are complete. Returns info, in every thread; in `y`
   // the last warp, number kWarps - 1, finds Y of the first 8 right-hand sides.
   template <class Flush>
-  __device__ __forceinline__ int factor(const double* a, bool upper, bool symmetrize,
-                                        const double* b, int64_t nrhs, RightHandSides& y,
-                                        Flush&& flush) const {
+  __device__ __forceinline__ int factor(const View<double>& a, Part part, const double* b,
+                                        int64_t nrhs, RightHandSides& y, Flush&& flush) const {
     const int early = ceil_div(tiles, 4);  // columns of tiles that are waited for first
     int failed = 0;
     if (worker == kWorkers) {
@@ -356,8 +356,8 @@ struct LeftFactor : PivotBlock {
 #pragma unroll 1
       for (int k = 0; k < 2 * kPairs; ++k) {
         const int i = top(k / 2) + k % 2;
-        if (i < tiles && !symmetrize) {
-          start_copy(a, upper, i, group == 0 ? 0 : early, group == 0 ? early : tiles);
+        if (i < tiles && !part.mean) {
+          start_copy(a, part.upper, i, group == 0 ? 0 : early, group == 0 ? early : tiles);
         } else if (i < tiles && group == 0) {
           load_mean(a, i);
         } else if (kRowTile && i == tiles && group == 0) {

@@ -37,8 +37,8 @@ struct ResidentFactor : PivotBlock {
       : shared(static_cast<double*>(memory)) {}
 
   // S = -A, of which one triangle is read; rows from n on are those of the identity.
-  __device__ __forceinline__ void load_matrix(const double* a, int n, bool upper) {
-    load_fragment<false>(m, a, n, upper, lane());
+  __device__ __forceinline__ void load_matrix(const View<double>& a, Part part) {
+    load_fragment<kTiles - 1>(m, a, part, 0, 0, lane());
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll

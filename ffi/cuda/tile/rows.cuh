@@ -13,6 +13,7 @@
 #include "ffi/cuda/tile/async_copy.cuh"
 #include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -58,28 +59,26 @@ struct Rows {
     return stage + stage_slot(i / kLanes) + i % kLanes * stage_row(i / kLanes) + j;
   }
 
-  // Starts the copy of the lower triangle of the row-major n x n matrix at `a` (upper: of the upper
-  // one, transposed) by the lanes of this matrix.
-  static __device__ __forceinline__ void start_copy(T* stage, const T* a, int n, bool upper,
-                                                    int g) {
-    if (!upper && n % kVector<T> == 0) {
+  // Starts the copy of the triangle `part`, which is no mean, by the lanes of this matrix.
+  static __device__ __forceinline__ void start_copy(T* stage, const View<T>& a, Part part, int g) {
+    if (!part.upper && a.ld % kVector<T> == 0) {
       for_constants<kSlots>([&](auto slot) {
         constexpr int s = decltype(slot)::value;
-        copy_vectors<s, 0>(stage + stage_slot(s), a + kLanes * s * n, n, g);
+        copy_vectors<s, 0>(stage + stage_slot(s), a, g);
       });
     } else {
       // Element by element; neighbouring lanes take neighbours in memory.
-      const int row = upper ? 1 : n, column = upper ? n : 1;
+      const int row = part.upper ? 1 : a.ld, column = part.upper ? a.ld : 1;
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const int width = kLanes * (s + 1);
 #pragma unroll 4
         for (int first = 0; first < width; ++first) {
-          const int r = upper ? g : first * kLanes / width;
-          const int c = upper ? first : first * kLanes % width + g;
+          const int r = part.upper ? g : first * kLanes / width;
+          const int c = part.upper ? first : first * kLanes % width + g;
           const int i = kLanes * s + r;
-          if (i < n && c <= i) {
-            copy_async(stage + stage_slot(s) + r * stage_row(s) + c, a + i * row + c * column);
+          if (i < a.rows && c <= i) {
+            copy_async(stage + stage_slot(s) + r * stage_row(s) + c, a.data + i * row + c * column);
           }
         }
       }
@@ -257,7 +256,7 @@ struct Rows {
   // Starts the copy of 16-byte units kFirst and up of the rows of slot s, in pieces of 2, 4 or 8
   // units a row, so that a lane's place in a piece needs no division.
   template <int s, int kFirst>
-  static __device__ __forceinline__ void copy_vectors(T* stage, const T* a, int n, int g) {
+  static __device__ __forceinline__ void copy_vectors(T* stage, const View<T>& a, int g) {
     constexpr int kLeft = kLanes * (s + 1) / kVector<T> - kFirst;
     if constexpr (kLeft > 0) {
       constexpr int kWidth = kLeft >= kLanes ? kLanes : kLeft & -kLeft;
@@ -265,12 +264,12 @@ struct Rows {
 #pragma unroll
       for (int first = 0; first < kLanes; first += kLanes / kWidth) {
         const int r = first + r0;
-        if (s < kSlots - 1 || (kLanes * s + r < n && c < n)) {
+        if (s < kSlots - 1 || (kLanes * s + r < a.rows && c < a.columns)) {
           copy_async(reinterpret_cast<Vector<T>*>(stage + r * stage_row(s) + c),
-                     reinterpret_cast<const Vector<T>*>(a + r * n + c));
+                     reinterpret_cast<const Vector<T>*>(a.at(kLanes * s, 0) + r * a.ld + c));
         }
       }
-      copy_vectors<s, kFirst + kWidth>(stage, a, n, g);
+      copy_vectors<s, kFirst + kWidth>(stage, a, g);
     }
   }
 };
