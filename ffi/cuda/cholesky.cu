@@ -112,8 +112,8 @@ struct TierLauncher {
 
 }  // namespace
 
-// Where no row of the table serves problem.fast alone it changes nothing: the correctly rounded
-// roots cost nothing that was measurable.
+// Where no row of the table serves problem.fast alone it changes nothing: correctly rounded roots
+// take no longer.
 template <class S>
 cudaError_t cholesky(cudaStream_t stream, const CholeskyProblem& problem) {
   const CholeskyArguments<S> args{static_cast<const S*>(problem.a),

@@ -149,7 +149,7 @@ struct TierLauncher {
 
 }  // namespace
 
-// problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
+// problem.fast changes nothing: correctly rounded roots take no longer.
 template <class S>
 cudaError_t solve_pos(cudaStream_t stream, const SolvePosProblem& problem) {
   if (is_storage_only(kDTypeOf<S>) && problem.nrhs != 1) return cudaErrorInvalidValue;

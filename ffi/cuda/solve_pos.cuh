@@ -453,8 +453,7 @@ struct SolveWorkspace {
 
   // y_p = L_pp^-1 (b_p - sums), or x_p = L_pp^-H (y_p - sums) if kBackward: 8 lanes per right-hand
   // side; columns before `first` stay as they are. Each of the 8 lanes solves the whole block for
-  // itself: handing the solution around by shuffles takes fewer instructions, but 8 times the
-  // latency of a shuffle, which was slower.
+  // itself: more instructions, but no shuffle in the chain.
   template <bool kBackward>
   __device__ __forceinline__ void solve_block(int p, bool subtract, int first, int columns,
                                               int lane) const {

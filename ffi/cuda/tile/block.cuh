@@ -249,7 +249,7 @@ struct BlockFactor {
   }
 
   // All panels of a tile below the diagonal one, unrolled: the products of a panel with different
-  // columns overlap then. (Plain FMA is too much code for that.)
+  // columns overlap then.
   static __device__ __forceinline__ void solve_below(Accumulator& acc, const T* column,
                                                      const T* inverses, T* finished, int scale) {
 #pragma unroll

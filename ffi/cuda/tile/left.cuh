@@ -425,8 +425,8 @@ struct LeftFactor : PivotBlock {
       return;
     }
     if (!upper) {
-      // The same, but pairs begin at the odd columns of every other row. One loop for both, or one
-      // computation of a lane's place, takes registers for which even n are 6 to 15 % slower.
+      // The same, but pairs begin at the odd columns of every other row. A loop of its own: shared
+      // code takes registers that even n need.
       const int pair = lane() % 4, right = lane() / 4 % 2;
       const int row = lane() / 8 % 2 + 2 * (lane() / 16 ^ right), r = 8 * p + row;
       double* const to = l + r * n;
@@ -512,8 +512,8 @@ struct LeftFactor : PivotBlock {
   }
 
   // z = L^-T z of one right-hand side, by one warp: entry 32 s + lane is z[s]. Each block is solved
-  // with its inverse, and taken out of the entries that follow. From 12 row tiles on this beats the
-  // products, which compute 8 right-hand sides.
+  // with its inverse, and taken out of the entries that follow. For 12 row tiles and more: products
+  // compute 8 right-hand sides.
   static constexpr int kSlots = ceil_div(kMaxN, 32);
   __device__ __forceinline__ void substitute_back(double (&z)[kSlots]) const {
     const int part = lane() / 8, r = lane() % 8;

@@ -3,8 +3,8 @@
 // The panel (columns 8p..8p+7, rows from 8p on) goes from the fragments to shared memory (`rows`),
 // is factored with one lane per row, and comes back (`columns`) in the order in which the update of
 // the trailing tiles reads it: columns[k][g][i] is entry (8i + g, 8p + k), so one 16-byte load
-// brings the operands of 4 float tiles. The update is plain FMA: it is limited by shared memory
-// traffic, not by arithmetic, and beats float32 tensor-core emulation.
+// brings the operands of 4 float tiles. Shared memory limits that update, not arithmetic, so it is
+// plain FMA.
 #pragma once
 
 #include <type_traits>

@@ -4,8 +4,8 @@
 //
 // A lane owns its rows, so of a rank-1 update x_ij -= l_ik l_jk only column k travels: through
 // shared memory, whose broadcast loads bring 16 bytes of each of the matrices at once. That is the
-// least traffic of the layouts here, as long as the rows fit the registers. With 8 lanes a load
-// serves four matrices; 16 lanes were slower wherever both fit.
+// least traffic of the layouts here, as long as the rows fit the registers: a load serves four
+// matrices.
 #pragma once
 
 #include <utility>

@@ -108,9 +108,8 @@ struct WarpSubstitutionShape {
   }
 };
 
-// Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch. All lanes work on
-// one matrix at a time: with a few lanes on each of several the same copies took a tenth longer.
-// kInside: copies nothing outside the matrices.
+// Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch, all lanes on one
+// matrix at a time. kInside: copies nothing outside the matrices.
 template <bool kAligned, bool kSkips, bool kInside, int kMatrices, class T>
 __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* const (&a)[kMatrices],
                                                const FoldedTriangle<T>& shape, bool upper,
@@ -155,9 +154,7 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
 // valid; the functions return whether it always was. If not, the solve is done again, unquick.
 //
 // The steps are one dependent chain (quotient, shuffle, product: some 50 cycles), so nothing else
-// may be in it: the steps of a group have no branch, and load what they need of L at its start. A
-// shorter chain, in which all lanes solve the small triangle of a group, was slower by a third: it
-// takes four times the shuffles.
+// may be in it: the steps of a group have no branch, and load what they need of L at its start.
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 struct WarpSweep {
   static constexpr int kGroup = sizeof(T) <= 8 ? 4 : 2;

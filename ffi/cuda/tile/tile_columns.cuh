@@ -16,8 +16,7 @@
 
 namespace jax_batched::cuda {
 
-// For one right-hand side: with several, the solves from shared memory were slower than what
-// fragments in registers reach (fragment.cuh).
+// For one right-hand side; several are solved from fragments in registers (fragment.cuh).
 template <class T, int kTiles>
 struct TileColumns {
   using Step = Panel<T, kTiles, 4>;
