@@ -23,8 +23,8 @@ struct Tier {
   int min_n;
   int max_n;
   // "thread", "rows", "tiles" and complex "halves" (where they do not take several right-hand
-  // sides: "warp" or, of doubles, "resident"), "warp", "resident", "halves", "left" or "block".
-  // Those of dtype kFloat16 are of 16-bit elements in either format.
+  // sides: "warp"), "warp", "resident", "halves", "left" or "block". Those of dtype kFloat16 are of
+  // 16-bit elements in either format.
   std::string_view kernel;
   int group;              // matrices of a warp, side by side ("rows", "warp")
   bool redundant;         // every lane factors the 8x8 diagonal block for itself ("warp")
@@ -203,8 +203,6 @@ inline constexpr Tier kSolvePosTiers[] = {
     {DType::kFloat64, 9, 16, "rows", 4, false, 1, 20},
     {DType::kFloat64, 17, 24, "rows", 4, false, 1, 12},
     {DType::kFloat64, 25, 32, "rows", 4, false, 1, 0},
-    {DType::kFloat64, 33, 40, "tiles", 1, false, 1, 0},
-    {DType::kFloat64, 41, 48, "tiles", 1, false, 1, 0},
     {DType::kFloat64, 33, 40, "resident", 1, false, 1, 0},
     {DType::kFloat64, 41, 48, "resident", 1, false, 1, 0},
     {DType::kFloat64, 49, 56, "resident", 1, false, 1, 0},

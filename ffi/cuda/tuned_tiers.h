@@ -5,7 +5,7 @@
 
 namespace jax_batched::cuda {
 
-inline constexpr std::array<TunedTier, 28> kTunedTiers = {{
+inline constexpr std::array<TunedTier, 15> kTunedTiers = {{
     // sm_90 cholesky complex128: NVIDIA H200, 2026-11-28, 512 (n >= 192: 4096) MiB
     {90, "cholesky", false, DType::kComplex128, kAny, 1, 9, "thread"},
     {90, "cholesky", false, DType::kComplex128, kAny, 10, 24, "warp"},
@@ -28,19 +28,6 @@ inline constexpr std::array<TunedTier, 28> kTunedTiers = {{
     {90, "solve_pos", false, DType::kFloat32, kAny, 9, 15, "thread"},
     // sm_90 solve_pos float64: NVIDIA H200, 2026-11-29, 512 (n >= 185: 4096) MiB
     {90, "solve_pos", false, DType::kFloat64, kAny, 9, 12, "thread"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 33, 36, "tiles"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 37, 37, "resident"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 38, 38, "tiles"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 39, 39, "resident"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 40, 40, "tiles"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 41, 41, "resident"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 42, 42, "tiles"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 43, 43, "resident"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 44, 44, "tiles"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 45, 45, "resident"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 46, 46, "tiles"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 47, 47, "resident"},
-    {90, "solve_pos", false, DType::kFloat64, kAny, 48, 48, "tiles"},
 }};
 
 }  // namespace jax_batched::cuda
