@@ -27,16 +27,16 @@ template <class S, int kTiles, bool kExact>
 inline constexpr bool kRolled =
     std::is_same_v<S, float> && (kTiles > 12 || (kTiles > 8 && !kExact));
 
-template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const CholeskyArguments<S>& args) {
   if constexpr (kRolled<S, kTiles, kExact>) {
-    static_assert(kGroup == 1 && !kRedundant && kWarps == 1);
+    static_assert(kGroup == 1 && kWarps == 1);
     return launch<cholesky_warp_rolled_kernel<S, kTiles, kExact, kMinBlocks>>(
         stream, args.batch, 1, 32, cholesky_warp_shared_bytes<S, kTiles, 1, kExact, 1>(), args);
   } else {
     // The cap of a row of more than 8 tiles is for rolled kernels: unrolled ones would spill.
     constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
-    return launch<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kCap>>(
+    return launch<cholesky_warp_kernel<S, kTiles, kGroup, kExact, kWarps, kCap>>(
         stream, args.batch, kWarps * kGroup, 32 * kWarps,
         cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
   }
@@ -70,8 +70,8 @@ struct TierLauncher {
       constexpr int kTiles = ceil_div(kTier.max_n, 8);
       static_assert(kTier.min_n > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
       const auto launch_tiles = [&](auto exact) {
-        return launch_warp<S, kTiles, kTier.group, kTier.redundant, decltype(exact)::value,
-                           kTier.warps, kMinBlocks>(stream, args);
+        return launch_warp<S, kTiles, kTier.group, decltype(exact)::value, kTier.warps, kMinBlocks>(
+            stream, args);
       };
       if constexpr (kTier.min_n == 8 * kTiles) {
         return launch_tiles(std::true_type{});

@@ -77,7 +77,7 @@ struct CholeskyWarpShared {
 
 // One warp for kGroup matrices of 8 * kTiles - 7 .. 8 * kTiles rows (kExact: of 8 * kTiles), held
 // in registers as tiles (fragment.cuh); panel by panel (panel.cuh), flushing 8 rows after each.
-template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     cholesky_warp_kernel(const CholeskyArguments<S> args) {
   using T = Computed<S>;
@@ -128,12 +128,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     T x[Step::kSlots][8], none[Step::kSlots];
     Step::load_rows(x, own, p, r);
     const int steps = kExact || p < kTiles - 1 ? 8 : n - 8 * p;
-    Real<T> inverse, root;
-    if constexpr (kRedundant) {
-      root = Step::template factor_redundant<false>(x, none, own, nullptr, p, steps, r, inverse);
-    } else {
-      root = Step::template factor<false>(x, none, p, steps, r, inverse);
-    }
+    Real<T> inverse;
+    const Real<T> root = Step::template factor<false>(x, none, p, steps, r, inverse);
     Step::template repair<false>(x, none, own, nullptr, p, steps, lane, root, inverse, info);
     Step::store_columns(own, x, p, r);
     __syncwarp();

@@ -108,9 +108,9 @@ constexpr bool names_are_distinct(const Tier (&table)[kRows]) {
 
 inline constexpr Tier kCholeskyTiers[] = {
     {DType::kFloat32, 1, 16, "thread", 32, false, 1, 0},
-    {DType::kFloat32, 9, 16, "warp", 2, true, 4, 5},
-    {DType::kFloat32, 17, 24, "warp", 2, true, 4, 6},
-    {DType::kFloat32, 25, 32, "warp", 2, true, 2, 10},
+    {DType::kFloat32, 9, 16, "warp", 2, false, 4, 5},
+    {DType::kFloat32, 17, 24, "warp", 2, false, 4, 6},
+    {DType::kFloat32, 25, 32, "warp", 2, false, 2, 10},
     {DType::kFloat32, 33, 40, "warp", 1, false, 4, 6},
     {DType::kFloat32, 41, 48, "warp", 1, false, 1, 16},
     {DType::kFloat32, 49, 56, "warp", 1, false, 1, 16},

@@ -204,67 +204,6 @@ struct Panel {
     return factor_slots<kSolve>(x, b, kUsed, 8, r, inverse);
   }
 
-  // The same, with the 8x8 diagonal block read and factored by every lane for itself: more FMAs,
-  // no shuffles. Faster where two matrices share the phase; takes 36 more registers.
-  template <bool kSolve>
-  static __device__ __forceinline__ Real<T> factor_redundant(T (&x)[kSlots][8], T (&b)[kSlots],
-                                                             const T* panel, const T* rhs, int p,
-                                                             int steps, int r, Real<T>& inverse) {
-    T block[8][8], y[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int k = 0; k <= j; k += kVector<T>) {
-        const auto v = *reinterpret_cast<const Vector<T>*>(panel + row_at(8 * p + j, k));
-#pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) {
-          if (k + z <= j) block[j][k + z] = v.v[z];
-        }
-      }
-      if constexpr (kSolve) y[j] = rhs[8 * p + j];
-    }
-    Real<T> own_root = 1;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      if (k >= steps) continue;
-      const PivotRoot<Real<T>> pivot = pivot_root_in_range(real(block[k][k]));
-#pragma unroll
-      for (int j = k + 1; j < 8; ++j) block[j][k] = scale(block[j][k], pivot.inverse);
-#pragma unroll
-      for (int j = k + 1; j < 8; ++j) {
-#pragma unroll
-        for (int i = j; i < 8; ++i) {
-          block[i][j] = sub_mul_conj(block[i][j], block[i][k], block[j][k]);
-        }
-      }
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        if (!in_use(p, s)) continue;
-        x[s][k] = scale(x[s][k], pivot.inverse);
-#pragma unroll
-        for (int j = k + 1; j < 8; ++j) x[s][j] = sub_mul_conj(x[s][j], x[s][k], block[j][k]);
-      }
-      if constexpr (kSolve) {
-        y[k] = scale(y[k], pivot.inverse);
-#pragma unroll
-        for (int j = k + 1; j < 8; ++j) y[j] = sub_mul(y[j], block[j][k], y[k]);
-        if (r == k) b[0] = y[k];
-        if (r > k) b[0] = sub_mul(b[0], x[0][k], y[k]);
-#pragma unroll
-        for (int s = 1; s < kSlots; ++s) {
-          if (in_use(p, s)) b[s] = sub_mul(b[s], x[s][k], y[k]);
-        }
-      }
-      if (r == k) {
-        x[0][k] = T(pivot.root);
-        own_root = pivot.root;
-        inverse = pivot.inverse;
-      }
-      if (r < k) x[0][k] = T(0);
-    }
-    return own_root;
-  }
-
   // Factors the panel again, from `rows`, if a pivot of this lane's matrix was tiny, infinite or
   // not positive, and counts a failure (careful.cuh); matrices of the warp without such a pivot
   // keep what they have.
