@@ -98,9 +98,7 @@ constexpr int substitution_capability(std::string_view kernel) {
 }
 
 // Right-hand sides that "warp" and "stream" take at a time.
-constexpr int substitution_columns(int64_t nrhs, bool complex) {
-  return nrhs == 1 ? 1 : nrhs == 2 && !complex ? 2 : 4;
-}
+constexpr int substitution_columns(int64_t nrhs) { return nrhs == 1 ? 1 : 4; }
 
 // "stream": how many tiles are in shared memory or on their way. Two leave room for most matrices,
 // of which many have to be in flight. More leave room for fewer, of which the second sweep finds
@@ -116,13 +114,12 @@ inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
     {DType::kFloat32, 1, 1, kAny, 2},    {DType::kFloat32, 1, 2, 96, 2},
     {DType::kFloat32, 1, 2, 144, 3},     {DType::kFloat32, 1, 2, 176, 4},
     {DType::kFloat32, 1, 2, 232, 5},     {DType::kFloat32, 1, 2, 360, 6},
-    {DType::kFloat32, 1, 2, kAny, 5},    {DType::kFloat32, 2, 0, kAny, 2},
-    {DType::kFloat32, 4, 0, 320, 2},     {DType::kFloat32, 4, 0, kAny, 4},
+    {DType::kFloat32, 1, 2, kAny, 5},    {DType::kFloat32, 4, 0, 320, 2},
+    {DType::kFloat32, 4, 0, kAny, 4},
 
     {DType::kFloat64, 1, 1, kAny, 2},    {DType::kFloat64, 1, 2, 176, 2},
     {DType::kFloat64, 1, 2, 320, 4},     {DType::kFloat64, 1, 2, kAny, 2},
-    {DType::kFloat64, 2, 0, kAny, 2},    {DType::kFloat64, 4, 0, 320, 2},
-    {DType::kFloat64, 4, 0, kAny, 4},
+    {DType::kFloat64, 4, 0, 320, 2},     {DType::kFloat64, 4, 0, kAny, 4},
 
     {DType::kComplex64, 1, 0, kAny, 2},  {DType::kComplex64, 4, 0, kAny, 2},
     {DType::kComplex128, 1, 0, kAny, 2}, {DType::kComplex128, 4, 0, kAny, 2},
@@ -164,8 +161,6 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat32, 1, 67, 1, "warp"},
     {DType::kFloat32, 2, 81, 1, "warp"},
     {DType::kFloat32, 0, 4096, 1, "stream"},
-    {DType::kFloat32, 0, 84, 2, "warp"},  // two right-hand sides
-    {DType::kFloat32, 0, 96, 2, "stream"},
     {DType::kFloat32, 0, 96, 4, "warp"},
     {DType::kFloat32, 0, 128, 4, "stream"},
     {DType::kFloat32, 0, 104, kAny, "panels"},
