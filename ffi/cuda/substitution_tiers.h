@@ -52,13 +52,12 @@ inline constexpr PanelsSubstitutionTier kPanelsSubstitutionTiers[] = {
     {DType::kFloat32, kAny, 48, 8, 2, 8},    {DType::kFloat32, kAny, 64, 8, 2, 32},
     {DType::kFloat32, kAny, 192, 16, 2, 32},
 
-    {DType::kFloat64, 8, 96, 8, 1, 8},       {DType::kFloat64, 16, 128, 8, 1, 16},
-    {DType::kFloat64, 32, 48, 8, 1, 32},     {DType::kFloat64, kAny, 48, 8, 1, 16},
-    {DType::kFloat64, kAny, 128, 8, 1, 32},
+    {DType::kFloat64, 8, 16, 8, 1, 8},       {DType::kFloat64, 16, 16, 8, 1, 16},
+    {DType::kFloat64, 32, 16, 8, 1, 32},     {DType::kFloat64, kAny, 16, 8, 1, 16},
 };
 // Compiled for the real dtypes.
 constexpr int panels_substitution_max_n(DType dtype) {
-  return dtype == DType::kFloat32 ? 192 : dtype == DType::kFloat64 ? 128 : 0;
+  return dtype == DType::kFloat32 ? 192 : dtype == DType::kFloat64 ? 16 : 0;
 }
 
 // "resident": a warp takes 8 columns in each of so many parts, in so many tiles of 8 rows; the
@@ -183,14 +182,10 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {DType::kFloat64, 0, 128, 4, "stream"},
     {DType::kFloat64, 0, 16, kAny, "panels"},
     {DType::kFloat64, 0, 16, 16, "warp"},  // transposed, not in whole vectors
-    {DType::kFloat64, 0, 24, 16, "panels"},
-    {DType::kFloat64, 0, 40, 8, "panels"},
     {DType::kFloat64, 0, 96, kAny, "resident"},
     {DType::kFloat64, 0, 128, 8, "stream"},
     {DType::kFloat64, 0, 112, kAny, "resident"},
-    {DType::kFloat64, 0, 128, 16, "panels"},
     {DType::kFloat64, 0, 128, kAny, "resident"},
-    {DType::kFloat64, 0, 128, kAny, "panels"},  // before sm_80
     {DType::kFloat64, 0, 320, 8, "stream"},
     {DType::kFloat64, 2, 320, 16, "stream"},
     {DType::kFloat64, 0, 320, kAny, "columns"},
