@@ -87,8 +87,16 @@ cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, i
   const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages, kAligned>::shared_bytes(s.n);
   if (bytes > limit) return kDoesNotFit;
   const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return launch<&stream_substitution<T, kColumns, kStages, kAligned>>(
-      stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
+  const auto launch_for = [&](auto usual) {
+    return launch<&stream_substitution<T, kColumns, kStages, kAligned, decltype(usual)::value>>(
+        stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
+  };
+  if constexpr (kColumns == 1) {
+    if (s.a_map.contiguous() && s.b_map.contiguous() && !upper_stored(s.first)) {
+      return launch_for(std::true_type{});
+    }
+  }
+  return launch_for(std::false_type{});
 }
 
 template <class T, size_t kTier = 0>

@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(
   const T* const folded = triangles + matrix * pitch;
   const LowerSystem& system = s.first;
   const bool by_rows = rows_contiguous(system);
-  const bool upper = by_rows == (system.a_start != 0);
+  const bool upper = upper_stored(system);
   const auto columns = LaneColumns<kLanes, kRows, kColumns>::of(s, by_rows, lane);
 
   const int64_t step = int64_t{gridDim.x} * Shape::kWarps * kMatrices;
