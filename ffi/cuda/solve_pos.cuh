@@ -75,27 +75,11 @@ struct SingleSystem {
   }
 };
 
-// The 32 matrices of a warp on their way in: of 16-bit elements the records move as vectors.
-template <class S, int kN>
-struct SolveStage {
-  static constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
-  using Records = std::conditional_t<kStored, MatrixStage<S, kN>, RecordStage<S, kN * kN>>;
-
-  static __device__ __forceinline__ void take(Triangle<Computed<S>, kN>& l, const S* own,
-                                              bool upper) {
-    if constexpr (kStored) {
-      Records::take(l, own, {upper, false});
-    } else {
-      load_triangle<S, kN>(l, own, {upper, false});
-    }
-  }
-};
-
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class S, int kN>
 __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArguments<S> args) {
   using T = Computed<S>;
-  using Matrices = typename SolveStage<S, kN>::Records;
+  using Matrices = MatrixStage<S, kN>;
   using Vectors = RecordStage<S, kN>;
   S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
@@ -114,7 +98,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
   Real<T> inverse[kN];
   int info = 0;
   if (lane < records) {
-    SolveStage<S, kN>::take(l, stage + lane * Matrices::kStride, args.upper);
+    Matrices::take(l, stage + lane * Matrices::kStride, {args.upper, false});
     info = factor_triangle<T, kN>(l, inverse);
     args.info[first + lane] = info;
   }
@@ -166,7 +150,8 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosArgu
 
 template <class S, int kN>
 constexpr size_t solve_pos_thread_shared_bytes() {
-  return SolveStage<S, kN>::Records::kElements * sizeof(S);
+  constexpr int kMatrices = MatrixStage<S, kN>::kElements, kVectors = 32 * make_odd(kN * kN);
+  return sizeof(S) * (kMatrices > kVectors ? kMatrices : kVectors);
 }
 
 // 8 lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for

@@ -23,14 +23,6 @@ __device__ __forceinline__ void for_each_entry(F&& f) {
   }
 }
 
-// The triangle `part` of a matrix -> registers.
-template <class T, int kN>
-__device__ __forceinline__ void load_triangle(Triangle<T, kN>& l, const T* a, Part part) {
-  with_entries(View<T>::square(a, kN), part, [&](auto entry) {
-    for_each_entry<kN>([&](int i, int j) { l[i][j] = entry(i, j); });
-  });
-}
-
 // 32 matrices in one warp's shared memory, one per lane, on their way in and out.
 //
 // A matrix is a record of kN * kN elements. The warp moves all of them as 16-byte vectors; each
