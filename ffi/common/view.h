@@ -33,7 +33,6 @@ struct BatchMap {
 
 // How matrices, which are row-major, follow one another:
 //   begin(entry, rows, columns)   where the matrix of a batch entry begins (one column: of a size)
-//   ld(columns)                   from a row to the next
 //   contiguous()                  whether entry i is matrix i of whole ones
 // What a layout's type says of it costs nothing at run time.
 
@@ -45,7 +44,6 @@ struct Packed {
                                          const Columns& columns) const {
     return entry * rows * columns;
   }
-  JAX_BATCHED_HD constexpr int64_t ld(int64_t columns) const { return columns; }
 };
 
 // Whole matrices, one after the other, of which an entry uses the one that the map says.
@@ -58,20 +56,6 @@ struct Mapped {
                                          const Columns& columns) const {
     return map(entry) * rows * columns;
   }
-  JAX_BATCHED_HD constexpr int64_t ld(int64_t columns) const { return columns; }
-};
-
-// Parts of larger matrices: an offset for each entry.
-struct Placed {
-  const int64_t* offsets;
-  int64_t pitch;
-
-  JAX_BATCHED_HD constexpr bool contiguous() const { return false; }
-  template <class Rows, class Columns>
-  JAX_BATCHED_HD constexpr int64_t begin(int64_t entry, Rows, Columns) const {
-    return offsets[entry];
-  }
-  JAX_BATCHED_HD constexpr int64_t ld(int64_t) const { return pitch; }
 };
 
 // The matrices of an operand or a result. A kernel says the sizes, which it often knows as

@@ -20,16 +20,16 @@ struct ThreadLauncher {
   }
 };
 
-template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const CholeskyProblem& args) {
   if constexpr (is_rolled(kDTypeOf<S>, kTiles, kExact)) {
-    static_assert(kGroup == 1 && !kRedundant && kWarps == 1);
+    static_assert(kGroup == 1 && kWarps == 1);
     return launch_kernel<cholesky_warp_rolled_kernel<S, kTiles, kExact, kMinBlocks>>(
         stream, args.batch, 1, 32, cholesky_warp_shared_bytes<S, kTiles, 1, kExact, 1>(), args);
   } else {
     // The cap of a row of more than 8 tiles is for rolled kernels: unrolled ones would spill.
     constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
-    return launch_kernel<cholesky_warp_kernel<S, kTiles, kGroup, kRedundant, kExact, kWarps, kCap>>(
+    return launch_kernel<cholesky_warp_kernel<S, kTiles, kGroup, kExact, kWarps, kCap>>(
         stream, args.batch, kWarps * kGroup, 32 * kWarps,
         cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
   }
@@ -77,8 +77,8 @@ struct Launcher {
     constexpr int kTiles = ceil_div(kMaxN, 8);
     static_assert(kMinN > 8 * (kTiles - 1), "only the last row of tiles may be ragged");
     const auto launch_tiles = [&](auto exact) {
-      return launch_warp<S, kTiles, kShape.group, kShape.redundant, decltype(exact)::value,
-                         kShape.warps, cap(kShape.min_blocks)>(stream, args);
+      return launch_warp<S, kTiles, kShape.group, decltype(exact)::value, kShape.warps,
+                         cap(kShape.min_blocks)>(stream, args);
     };
     if constexpr (kMinN == 8 * kTiles) {
       return launch_tiles(std::true_type{});
@@ -123,8 +123,8 @@ struct Launcher {
 
 }  // namespace
 
-// Where no row of the table serves problem.fast alone it changes nothing: the correctly rounded
-// roots cost nothing that was measurable.
+// Where no row of the table serves problem.fast alone it changes nothing: correctly rounded roots
+// take no longer.
 template <>
 cudaError_t launch<JAX_BATCHED_SCALAR>(cudaStream_t stream, const CholeskyProblem& problem) {
   using S = JAX_BATCHED_SCALAR;

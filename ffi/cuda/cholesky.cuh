@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyPr
     S* own = stage + lane * Stage::kStride;
     Triangle<T, kN> l;
     Real<T> inverse[kN];
-    Stage::take(l, own, args.upper, args.symmetrize);
+    Stage::take(l, own, {args.upper, args.symmetrize});
     const int info = factor_triangle<T, kN>(l, inverse);
     if (info != 0) {
       for_each_entry<kN>([&](int i, int j) { l[i][j] = quiet_nan<T>(); });
@@ -68,7 +68,7 @@ struct CholeskyWarpShared {
 
 // One warp for kGroup matrices of 8 * kTiles - 7 .. 8 * kTiles rows (kExact: of 8 * kTiles), held
 // in registers as tiles (fragment.cuh); panel by panel (panel.cuh), flushing 8 rows after each.
-template <class S, int kTiles, int kGroup, bool kRedundant, bool kExact, int kWarps, int kMinBlocks>
+template <class S, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
 __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     cholesky_warp_kernel(const CholeskyProblem args) {
   using T = Computed<S>;
@@ -97,12 +97,13 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   if (kDirect && !args.symmetrize) {
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
-      load_fragment<kExact, T, kTiles>(m[q], reinterpret_cast<const T*>(a[q].data), n, args.upper,
-                                       lane);
+      load_fragment<kExact ? kTiles : kTiles - 1>(
+          m[q], View<T>::square(reinterpret_cast<const T*>(a[q].data), n), {args.upper, false}, 0,
+          0, lane);
     }
   } else {
     load_staged<kGroup, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(shared), a,
-                                                    args.upper, kDirect || args.symmetrize, lane);
+                                                    {args.upper, kDirect || args.symmetrize}, lane);
   }
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) rows.clear(stage(q), lane);
@@ -118,12 +119,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
     T x[Step::kSlots][8], none[Step::kSlots];
     Step::load_rows(x, own, p, r);
     const int steps = kExact || p < kTiles - 1 ? 8 : n - 8 * p;
-    Real<T> inverse, root;
-    if constexpr (kRedundant) {
-      root = Step::template factor_redundant<false>(x, none, own, nullptr, p, steps, r, inverse);
-    } else {
-      root = Step::template factor<false>(x, none, p, steps, r, inverse);
-    }
+    Real<T> inverse;
+    const Real<T> root = Step::template factor<false>(x, none, p, steps, r, inverse);
     Step::template repair<false>(x, none, own, nullptr, p, steps, lane, root, inverse, info);
     Step::store_columns(own, x, p, r);
     __syncwarp();
@@ -171,11 +168,12 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const MatrixRun<S> a[1] = {rows.matrix(args.a.as<const S>(), index, args.batch)};
   constexpr bool kDirect = std::is_same_v<S, T>;
   if (kDirect && !args.symmetrize) {
-    load_fragment<kExact, T, kTiles>(m[0], reinterpret_cast<const T*>(a[0].data), n, args.upper,
-                                     lane);
+    load_fragment<kExact ? kTiles : kTiles - 1>(
+        m[0], View<T>::square(reinterpret_cast<const T*>(a[0].data), n), {args.upper, false}, 0, 0,
+        lane);
   } else {
     load_staged<1, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(dynamic_shared), a,
-                                               args.upper, kDirect || args.symmetrize, lane);
+                                               {args.upper, kDirect || args.symmetrize}, lane);
   }
   rows.clear(stage, lane);
   int info = 0;
@@ -214,7 +212,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int lane = threadIdx.x, n = args.n;
   const int64_t index = blockIdx.x;
   const bool upper = args.upper;
-  const T* a = args.a.at<const T>(index, n, n);
+  const View<T> a = View<T>::square(args.a.at<const T>(index, n, n), n);
+  const Part part{upper, args.symmetrize};
   T* l = args.l.at<T>(index, n, n);
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   int info = 0;
@@ -222,7 +221,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalf, columns = half ? n - kHalf : kHalf;
     typename Matrix::Block m;
-    matrix.template load<false>(m, a, first, first, upper, args.symmetrize);
+    load_fragment<0>(m, a, part, first, first, lane);
     if (half) matrix.subtract_square(m);
     T* stage = matrix.slot(half * kTiles);  // free beside L11, and beside L22
     const int failed = matrix.template factor<false>(
@@ -246,7 +245,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     if (half) break;
     __syncwarp();
     typename Matrix::Block x;
-    matrix.template load<true>(x, a, kHalf, 0, upper, args.symmetrize);
+    load_fragment<0, true>(x, a, part, kHalf, 0, lane);
     matrix.template solve_below<false>(x);
     stage = matrix.slot(kTiles);
 #pragma unroll 1
@@ -283,9 +282,9 @@ __global__ void __launch_bounds__(32, kMinBlocks) cholesky_rows_kernel(const Cho
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
   const S* a = args.a.at<const S>(first, n, n);
-  const Reading reading{args.upper, args.symmetrize};
+  const Part part{args.upper, args.symmetrize};
   const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
-  stage.start_copy(a, count, reading);
+  stage.start_copy(a, count, part);
   commit_copies();
   wait_for_copies<0>();
   __syncwarp();
@@ -293,14 +292,14 @@ __global__ void __launch_bounds__(32, kMinBlocks) cholesky_rows_kernel(const Cho
   const int q = lane / kLanes, g = lane % kLanes;
   const auto index = [&](int of) { return min(of, count - 1); };
   Matrix m;
-  stage.load(m, index(q), reading);
+  stage.load(m, index(q), part);
   __syncwarp();
   T none[kSlots];
   m.template factor<false>(reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kColumns, none, g);
   __syncwarp();  // every lane has read the last column
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
-    stage.template repair<false>(m, mine, [&](int of) { return a + index(of) * n * n; }, reading);
+    stage.template repair<false>(m, mine, [&](int of) { return a + index(of) * n * n; }, part);
   }
   const int info = m.info(lane);
   if (g == 0 && q < count) args.info[first + q] = info;
@@ -318,9 +317,9 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, RhsPlace::kNone>::kThrea
   const Factor matrix(dynamic_shared, n);
   double* l = args.l.at<double>(blockIdx.x, n, n);
   typename Factor::RightHandSides none;
-  const int info =
-      matrix.factor(args.a.at<const double>(blockIdx.x, n, n), args.upper, args.symmetrize, nullptr,
-                    0, none, [&](int p) { matrix.store_rows(l, args.upper, p); });
+  const int info = matrix.factor(View<double>::square(args.a.at<const double>(blockIdx.x, n, n), n),
+                                 {args.upper, args.symmetrize}, nullptr, 0, none,
+                                 [&](int p) { matrix.store_rows(l, args.upper, p); });
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) {
     __syncthreads();
@@ -337,8 +336,8 @@ __global__ void __launch_bounds__(
   using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>;
   const int n = args.n;
   T* l = args.l.at<T>(blockIdx.x, n, n);
-  const int info = Factor::factor(args.a.at<const T>(blockIdx.x, n, n), l,
-                                  reinterpret_cast<T*>(dynamic_shared), n, args.symmetrize);
+  const int info = Factor::factor(View<T>::square(args.a.at<const T>(blockIdx.x, n, n), n), l,
+                                  reinterpret_cast<T*>(dynamic_shared), args.symmetrize);
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) fill_failed(l, n, args.upper, threadIdx.x, Factor::kThreads);
 }

@@ -9,7 +9,7 @@
 // Z_Tc may take the place of g. A column is needed by no later one save as part of Z, so L passes
 // through in panels of 8 columns; the work, n^3 / 3 multiply-adds, is products of Z with panels: 8
 // multiply-adds for an entry of Z of the thread's own and a row of the panel, which all threads
-// share. (Two threads per row, each with half of Z's columns, were slower: instructions limit.)
+// share.
 #pragma once
 
 #include <cstdint>

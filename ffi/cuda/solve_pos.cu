@@ -121,11 +121,7 @@ struct Launcher {
           stream, args.batch, TileColumns<S, kTiles>::kMatrices, 32,
           solve_pos_tiles_shared_bytes<S, kTiles>(), args);
     }
-    if constexpr (std::is_same_v<S, double>) {
-      return launch_shape<kMinN, kMaxN, ResidentShape{}>(ResidentShape{});
-    } else {
-      return launch_warp<S, kTiles, cap(kShape.min_blocks)>(stream, args);
-    }
+    return launch_warp<S, kTiles, cap(kShape.min_blocks)>(stream, args);
   }
 
   template <int kMinN, int kMaxN, ResidentShape kShape>
@@ -137,7 +133,7 @@ struct Launcher {
 
   template <int kMinN, int kMaxN, WarpShape kShape>
   cudaError_t launch_shape(WarpShape) const {
-    static_assert(kShape.warps == 1 && kShape.group == 1 && !kShape.redundant);
+    static_assert(kShape.warps == 1 && kShape.group == 1);
     constexpr int kTiles = tiles<kMinN, kMaxN>(), kCap = cap(kShape.min_blocks);
     if constexpr (kTiles > kMaxSeveralTiles) {
       return one_by_one<kCap, kTiles>();
@@ -164,7 +160,7 @@ struct Launcher {
 
 }  // namespace
 
-// problem.fast changes nothing: the correctly rounded roots cost nothing that was measurable.
+// problem.fast changes nothing: correctly rounded roots take no longer.
 template <>
 cudaError_t launch<JAX_BATCHED_SCALAR>(cudaStream_t stream, const SolvePosProblem& problem) {
   using S = JAX_BATCHED_SCALAR;

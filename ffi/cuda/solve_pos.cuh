@@ -1,7 +1,7 @@
 // Fused solve of A X = B, A Hermitian positive definite: factor, forward and backward substitution
 // in one kernel; the factor never leaves registers and shared memory.
 //
-// An upper triangle is handled as in fragment.cuh: its factor is that of conj(A), so B is
+// An upper triangle is handled as in view.cuh: its factor is that of conj(A), so B is
 // conjugated on the way in and X on the way out.
 #pragma once
 
@@ -65,27 +65,11 @@ struct SingleSystem {
   }
 };
 
-// The 32 matrices of a warp on their way in: of 16-bit elements the records move as vectors.
-template <class S, int kN>
-struct SolveStage {
-  static constexpr bool kStored = !std::is_same_v<S, Computed<S>>;
-  using Records = std::conditional_t<kStored, MatrixStage<S, kN>, RecordStage<S, kN * kN>>;
-
-  static __device__ __forceinline__ void take(Triangle<Computed<S>, kN>& l, const S* own,
-                                              bool upper) {
-    if constexpr (kStored) {
-      Records::take(l, own, upper, false);
-    } else {
-      load_triangle<S, kN>(l, own, upper, false);
-    }
-  }
-};
-
 // One thread per matrix of exactly kN rows, in registers; a warp moves its 32 matrices together.
 template <class S, int kN>
 __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProblem args) {
   using T = Computed<S>;
-  using Matrices = typename SolveStage<S, kN>::Records;
+  using Matrices = MatrixStage<S, kN>;
   using Vectors = RecordStage<S, kN>;
   S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
@@ -104,7 +88,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProb
   Real<T> inverse[kN];
   int info = 0;
   if (lane < records) {
-    SolveStage<S, kN>::take(l, stage + lane * Matrices::kStride, args.upper);
+    Matrices::take(l, stage + lane * Matrices::kStride, {args.upper, false});
     info = factor_triangle<T, kN>(l, inverse);
     args.info[first + lane] = info;
   }
@@ -124,7 +108,7 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProb
     __syncwarp();
     if (lane < records) solve(stage + lane * Vectors::kStride, 1);
     __syncwarp();
-    Vectors::store(args.x.at<S>(first, kN, 1), stage, records, lane);
+    Vectors::store(args.x.at<S>(first, kN), stage, records, lane);
     return;
   }
   // Up to kN right-hand sides at a time: they fit where the matrices were.
@@ -156,7 +140,8 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProb
 
 template <class S, int kN>
 constexpr size_t solve_pos_thread_shared_bytes() {
-  return SolveStage<S, kN>::Records::kElements * sizeof(S);
+  constexpr int kMatrices = MatrixStage<S, kN>::kElements, kVectors = 32 * make_odd(kN * kN);
+  return sizeof(S) * (kMatrices > kVectors ? kMatrices : kVectors);
 }
 
 // 8 lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for
@@ -177,8 +162,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
-  const T* a = matrix_at<const T>(args.a, entry, n, n);
-  Matrix::start_copy(shared, a, n, args.upper, g);
+  const auto a = View<T>::square(matrix_at<const T>(args.a, entry, n, n), n);
+  Matrix::start_copy(shared, a, {args.upper, false}, g);
   commit_copies();
 
   const T* b = matrix_at<const T>(args.b, entry, n, nrhs);
@@ -201,7 +186,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
     __syncwarp();  // every lane has read the last column
-    Matrix::start_copy(shared, a, n, args.upper, g);
+    Matrix::start_copy(shared, a, {args.upper, false}, g);
     commit_copies();
     wait_for_copies<0>();
     __syncwarp();
@@ -264,19 +249,19 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
-  const Reading reading{args.upper, false};
+  const Part part{args.upper, false};
   // A warp that is not full computes its last matrix again.
   const auto entry = [&](int of) { return first + min(of, count - 1); };
   const auto matrix = [&](int of) { return matrix_at<const S>(args.a, entry(of), n, n); };
   const Stage stage(reinterpret_cast<S*>(dynamic_shared), n, lane);
   if (args.a.contiguous()) {
-    stage.start_copy(matrix(0), count, reading);
+    stage.start_copy(matrix(0), count, part);
     commit_copies();
   } else {
 #pragma unroll 1
     for (int of = 0; of < count; ++of) stage.copy_matrix(matrix(of), of);
   }
-  const S* b = matrix_at<const S>(args.b, entry(q), n, 1);
+  const S* b = matrix_at<const S>(args.b, entry(q), n);
   const auto load_rhs = [&](T(&y)[kSlots]) {
 #pragma unroll
     for (int s = 0; s < kSlots; ++s) {
@@ -289,13 +274,13 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   wait_for_copies<0>();
   __syncwarp();
   Matrix m;
-  stage.load(m, min(q, count - 1), reading);
+  stage.load(m, min(q, count - 1), part);
   __syncwarp();
   m.template factor<true>(reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kColumns, y[0], g);
   const bool mine = m.needs_repair(lane);
   if (__any_sync(kFullWarp, mine)) {
     __syncwarp();  // every lane has read the last column
-    stage.template repair<true>(m, mine, matrix, reading);
+    stage.template repair<true>(m, mine, matrix, part);
     T again[1][kSlots];
     load_rhs(again[0]);
     m.solve_forward(again, g);
@@ -306,7 +291,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   m.solve_backward(y, g);
   if (q >= count) return;
   if (g == 0) args.info[first + q] = info;
-  S* x = args.x.at<S>(first + q, n, 1);
+  S* x = args.x.at<S>(first + q, n);
 #pragma unroll
   for (int s = 0; s < kSlots; ++s) {
     const int i = kLanes * s + g;
@@ -325,11 +310,11 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosProbl
   const bool stored = first + q < args.batch;
   const int n = args.n;
   T* shared = reinterpret_cast<T*>(dynamic_shared) + q * Matrix::kElements;
-  const T* a = matrix_at<const T>(args.a, entry, n, n);
-  Matrix::start_copy(shared, a, n, args.upper, g);
+  const auto a = View<T>::square(matrix_at<const T>(args.a, entry, n, n), n);
+  Matrix::start_copy(shared, a, {args.upper, false}, g);
   commit_copies();
 
-  const T* b = matrix_at<const T>(args.b, entry, n, 1);
+  const T* b = matrix_at<const T>(args.b, entry, n);
   const auto load_rhs = [&](T(&y)[kTiles]) {
 #pragma unroll
     for (int s = 0; s < kTiles; ++s) {
@@ -346,7 +331,7 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosProbl
   int info = 0;
   const bool mine = (__ballot_sync(kFullWarp, !plain) >> (8 * q) & 0xff) != 0;
   if (__any_sync(kFullWarp, mine)) {
-    const int failed = m.repair(shared, a, mine, n, args.upper, g);
+    const int failed = m.repair(shared, a, {args.upper, false}, mine, g);
     if (mine) info = failed;
     T again[kTiles];
     load_rhs(again);
@@ -356,7 +341,7 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosProbl
   }
   if (g == 0 && stored) args.info[entry] = info;
   m.solve_backward(shared, y, g);
-  T* x = args.x.at<T>(entry, n, 1);
+  T* x = args.x.at<T>(entry, n);
 #pragma unroll
   for (int s = 0; s < kTiles; ++s) {
     const int i = 8 * s + g;
@@ -443,8 +428,7 @@ struct SolveWorkspace {
 
   // y_p = L_pp^-1 (b_p - sums), or x_p = L_pp^-H (y_p - sums) if kBackward: 8 lanes per right-hand
   // side; columns before `first` stay as they are. Each of the 8 lanes solves the whole block for
-  // itself: handing the solution around by shuffles takes fewer instructions, but 8 times the
-  // latency of a shuffle, which was slower.
+  // itself: more instructions, but no shuffle in the chain.
   template <bool kBackward>
   __device__ __forceinline__ void solve_block(int p, bool subtract, int first, int columns,
                                               int lane) const {
@@ -519,7 +503,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 
   int columns = static_cast<int>(min(int64_t{Workspace::kColumns}, nrhs));
   Fragment<T, kTiles> m;
-  load_fragment<false, T, kTiles>(m, matrix_at<const T>(args.a, index, n, n), n, args.upper, lane);
+  const T* a = matrix_at<const T>(args.a, index, n, n);
+  load_fragment<kTiles - 1>(m, View<T>::square(a, n), {args.upper, false}, 0, 0, lane);
   load_rhs(0, columns);
   int info = 0;
 #pragma unroll
@@ -604,7 +589,9 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   T* vector = own.vector(0);
 
   Fragment<T, kTiles> m;
-  load_fragment<kExact, T, kTiles>(m, matrix_at<const T>(args.a, index, n, n), n, args.upper, lane);
+  const T* a = matrix_at<const T>(args.a, index, n, n);
+  load_fragment<kExact ? kTiles : kTiles - 1>(m, View<T>::square(a, n), {args.upper, false}, 0, 0,
+                                              lane);
   const T* rhs = matrix_at<const T>(args.b, index, n, nrhs) + system.column;
   for_each_rhs_entry<8 * kTiles>(8 * kTiles, 1, lane, [&](int i, int) {
     vector[i] = i < n ? conj_if(args.upper, rhs[i * nrhs]) : T(0);
@@ -675,7 +662,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
-  const T* a = matrix_at<const T>(args.a, index, n, n);
+  const auto a = View<T>::square(matrix_at<const T>(args.a, index, n, n), n);
+  const Part part{args.upper, false};
   const T* b = matrix_at<const T>(args.b, index, n, nrhs) + system.column;
   T* vector = matrix.vector();
 #pragma unroll
@@ -686,7 +674,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 #pragma unroll 1
   for (int half = 0;; ++half) {
     const int first = half * kHalf;
-    matrix.template load<false>(m, a, first, first, args.upper, false);
+    load_fragment<0>(m, a, part, first, first, lane);
     if (half) matrix.subtract_square(m);
     // The panels of L22 are needed one at a time, those of X once more.
     const int failed = matrix.template factor<true>(
@@ -703,7 +691,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
       }
     }
     typename Matrix::Block x;
-    matrix.template load<true>(x, a, kHalf, 0, args.upper, false);
+    load_fragment<0, true>(x, a, part, kHalf, 0, lane);
     matrix.template solve_below<true>(x);
   }
 #pragma unroll 1
@@ -743,8 +731,8 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), k
   const double* b = matrix_at<const double>(args.b, entry, n, nrhs);
   double* x = args.x.at<double>(entry, n, nrhs);
   typename Factor::RightHandSides y;
-  const int info = matrix.factor(matrix_at<const double>(args.a, entry, n, n), args.upper, false, b,
-                                 nrhs, y, [](int) {});
+  const auto a = View<double>::square(matrix_at<const double>(args.a, entry, n, n), n);
+  const int info = matrix.factor(a, {args.upper, false}, b, nrhs, y, [](int) {});
   if (threadIdx.x == 0) args.info[entry] = info;
   if constexpr (!kProducts) {
     if (matrix.worker > 0) return;
@@ -788,7 +776,8 @@ __global__ void __launch_bounds__(32) solve_pos_resident_kernel(const SolvePosPr
   const double* b = matrix_at<const double>(args.b, entry, n, nrhs);
   double* x = args.x.at<double>(entry, n, nrhs);
   Factor matrix(dynamic_shared);
-  matrix.load_matrix(matrix_at<const double>(args.a, entry, n, n), n, args.upper);
+  const double* a = matrix_at<const double>(args.a, entry, n, n);
+  matrix.load_matrix(View<double>::square(a, n), {args.upper, false});
   Factor::load_rhs(matrix.y, b, n, nrhs, 0);
   matrix.factor();
   if (threadIdx.x == 0) args.info[entry] = matrix.failed;

@@ -14,7 +14,7 @@ namespace jax_batched::cuda {
 //
 // min_blocks: resident blocks per multiprocessor that the register cap is for; 0: no cap. A solve
 // whose kernel takes one right-hand side (`several` is false) leaves more to the kernel of
-// WarpShape or, of doubles, of ResidentShape.
+// WarpShape.
 
 // A thread per matrix of exact size.
 struct ThreadShape {
@@ -31,10 +31,9 @@ struct RowsShape {
 // A warp per matrix or two, in registers.
 struct WarpShape {
   static constexpr std::string_view kName = "warp";
-  int group = 1;           // matrices of a warp, side by side
-  bool redundant = false;  // every lane factors the 8x8 diagonal block for itself
-  int warps = 1;           // per block
-  int min_blocks = 0;      // of more than 64 rows: in the rolled kernels
+  int group = 1;       // matrices of a warp, side by side
+  int warps = 1;       // per block
+  int min_blocks = 0;  // of more than 64 rows: in the rolled kernels
 };
 
 // 8 lanes of a warp per matrix, in shared memory.
@@ -80,11 +79,9 @@ using CholeskyShape =
     std::variant<ThreadShape, RowsShape, WarpShape, HalvesShape, LeftShape, BlockShape>;
 inline constexpr Row<CholeskyShape> kCholeskyTable[] = {
     {DType::kFloat32, 1, 16, ThreadShape{}},
-    {DType::kFloat32, 9, 16, WarpShape{.group = 2, .redundant = true, .warps = 4, .min_blocks = 5}},
-    {DType::kFloat32, 17, 24,
-     WarpShape{.group = 2, .redundant = true, .warps = 4, .min_blocks = 6}},
-    {DType::kFloat32, 25, 32,
-     WarpShape{.group = 2, .redundant = true, .warps = 2, .min_blocks = 10}},
+    {DType::kFloat32, 9, 16, WarpShape{.group = 2, .warps = 4, .min_blocks = 5}},
+    {DType::kFloat32, 17, 24, WarpShape{.group = 2, .warps = 4, .min_blocks = 6}},
+    {DType::kFloat32, 25, 32, WarpShape{.group = 2, .warps = 2, .min_blocks = 10}},
     {DType::kFloat32, 33, 40, WarpShape{.warps = 4, .min_blocks = 6}},
     {DType::kFloat32, 41, 48, WarpShape{.min_blocks = 16}},
     {DType::kFloat32, 49, 56, WarpShape{.min_blocks = 16}},
@@ -202,8 +199,6 @@ inline constexpr Row<SolvePosShape> kSolvePosTable[] = {
     {DType::kFloat64, 9, 16, RowsShape{.min_blocks = 20}},
     {DType::kFloat64, 17, 24, RowsShape{.min_blocks = 12}},
     {DType::kFloat64, 25, 32, RowsShape{}},
-    {DType::kFloat64, 33, 40, TilesShape{}},
-    {DType::kFloat64, 41, 48, TilesShape{}},
     {DType::kFloat64, 33, 40, ResidentShape{}},
     {DType::kFloat64, 41, 48, ResidentShape{}},
     {DType::kFloat64, 49, 56, ResidentShape{}},

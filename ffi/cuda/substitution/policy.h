@@ -60,15 +60,14 @@ inline constexpr PanelsSubstitutionTier kPanelsSubstitutionTiers[] = {
     {.dtype = DType::kFloat32, .max_n = 64, .rows = 8, .columns = 2, .lanes = 32},
     {.dtype = DType::kFloat32, .max_n = 192, .rows = 16, .columns = 2, .lanes = 32},
 
-    {.dtype = DType::kFloat64, .max_nrhs = 8, .max_n = 96, .rows = 8, .columns = 1, .lanes = 8},
-    {.dtype = DType::kFloat64, .max_nrhs = 16, .max_n = 128, .rows = 8, .columns = 1, .lanes = 16},
-    {.dtype = DType::kFloat64, .max_nrhs = 32, .max_n = 48, .rows = 8, .columns = 1, .lanes = 32},
-    {.dtype = DType::kFloat64, .max_n = 48, .rows = 8, .columns = 1, .lanes = 16},
-    {.dtype = DType::kFloat64, .max_n = 128, .rows = 8, .columns = 1, .lanes = 32},
+    {.dtype = DType::kFloat64, .max_nrhs = 8, .max_n = 16, .rows = 8, .columns = 1, .lanes = 8},
+    {.dtype = DType::kFloat64, .max_nrhs = 16, .max_n = 16, .rows = 8, .columns = 1, .lanes = 16},
+    {.dtype = DType::kFloat64, .max_nrhs = 32, .max_n = 16, .rows = 8, .columns = 1, .lanes = 32},
+    {.dtype = DType::kFloat64, .max_n = 16, .rows = 8, .columns = 1, .lanes = 16},
 };
 // Compiled for the real dtypes.
 constexpr int panels_substitution_max_n(DType dtype) {
-  return dtype == DType::kFloat32 ? 192 : dtype == DType::kFloat64 ? 128 : 0;
+  return dtype == DType::kFloat32 ? 192 : dtype == DType::kFloat64 ? 16 : 0;
 }
 
 // "resident": a warp takes 8 columns in each of so many parts, in so many tiles of 8 rows; the
@@ -116,9 +115,7 @@ constexpr int substitution_capability(std::string_view kernel) {
 }
 
 // Right-hand sides that "warp" and "stream" take at a time.
-constexpr int substitution_columns(int64_t nrhs, bool complex) {
-  return nrhs == 1 ? 1 : nrhs == 2 && !complex ? 2 : 4;
-}
+constexpr int substitution_columns(int64_t nrhs) { return nrhs == 1 ? 1 : 4; }
 
 // "stream": how many tiles are in shared memory or on their way. Two leave room for most matrices,
 // of which many have to be in flight. More leave room for fewer, of which the second sweep finds
@@ -138,7 +135,6 @@ inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
     {.dtype = DType::kFloat32, .columns = 1, .sweeps = 2, .max_n = 232, .stages = 5},
     {.dtype = DType::kFloat32, .columns = 1, .sweeps = 2, .max_n = 360, .stages = 6},
     {.dtype = DType::kFloat32, .columns = 1, .sweeps = 2, .stages = 5},
-    {.dtype = DType::kFloat32, .columns = 2, .stages = 2},
     {.dtype = DType::kFloat32, .columns = 4, .max_n = 320, .stages = 2},
     {.dtype = DType::kFloat32, .columns = 4, .stages = 4},
 
@@ -146,7 +142,6 @@ inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
     {.dtype = DType::kFloat64, .columns = 1, .sweeps = 2, .max_n = 176, .stages = 2},
     {.dtype = DType::kFloat64, .columns = 1, .sweeps = 2, .max_n = 320, .stages = 4},
     {.dtype = DType::kFloat64, .columns = 1, .sweeps = 2, .stages = 2},
-    {.dtype = DType::kFloat64, .columns = 2, .stages = 2},
     {.dtype = DType::kFloat64, .columns = 4, .max_n = 320, .stages = 2},
     {.dtype = DType::kFloat64, .columns = 4, .stages = 4},
 
@@ -190,11 +185,6 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {.dtype = DType::kFloat32, .sweeps = 1, .max_n = 67, .max_nrhs = 1, .kernel = "warp"},
     {.dtype = DType::kFloat32, .sweeps = 2, .max_n = 81, .max_nrhs = 1, .kernel = "warp"},
     {.dtype = DType::kFloat32, .max_n = 4096, .max_nrhs = 1, .kernel = "stream"},
-    {.dtype = DType::kFloat32,
-     .max_n = 84,
-     .max_nrhs = 2,
-     .kernel = "warp"},  // two right-hand sides
-    {.dtype = DType::kFloat32, .max_n = 96, .max_nrhs = 2, .kernel = "stream"},
     {.dtype = DType::kFloat32, .max_n = 96, .max_nrhs = 4, .kernel = "warp"},
     {.dtype = DType::kFloat32, .max_n = 128, .max_nrhs = 4, .kernel = "stream"},
     {.dtype = DType::kFloat32, .max_n = 104, .kernel = "panels"},
@@ -226,14 +216,10 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
      .max_n = 16,
      .max_nrhs = 16,
      .kernel = "warp"},  // transposed, not in whole vectors
-    {.dtype = DType::kFloat64, .max_n = 24, .max_nrhs = 16, .kernel = "panels"},
-    {.dtype = DType::kFloat64, .max_n = 40, .max_nrhs = 8, .kernel = "panels"},
     {.dtype = DType::kFloat64, .max_n = 96, .kernel = "resident"},
     {.dtype = DType::kFloat64, .max_n = 128, .max_nrhs = 8, .kernel = "stream"},
     {.dtype = DType::kFloat64, .max_n = 112, .kernel = "resident"},
-    {.dtype = DType::kFloat64, .max_n = 128, .max_nrhs = 16, .kernel = "panels"},
     {.dtype = DType::kFloat64, .max_n = 128, .kernel = "resident"},
-    {.dtype = DType::kFloat64, .max_n = 128, .kernel = "panels"},  // before sm_80
     {.dtype = DType::kFloat64, .max_n = 320, .max_nrhs = 8, .kernel = "stream"},
     {.dtype = DType::kFloat64, .sweeps = 2, .max_n = 320, .max_nrhs = 16, .kernel = "stream"},
     {.dtype = DType::kFloat64, .max_n = 320, .kernel = "columns"},

@@ -32,6 +32,7 @@
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -206,10 +207,10 @@ struct BlockFactor {
   // largest diagonal entry of the column comes to 1 or more, and no other entry becomes infinite by
   // that, as a_ij^2 < a_ii a_jj. Nothing is made smaller, since it could underflow, but for entries
   // so large that rounding to TF32 could give infinity.
-  static __device__ __forceinline__ int find_scale(const T* a, int n, int c0) {
+  static __device__ __forceinline__ int find_scale(const View<T>& a, int c0) {
     if constexpr (kCompensated) {
       static_assert(kColumns == 64);
-      const auto diagonal = [&](int i) { return a[min(i, n - 1) * (n + 1)]; };
+      const auto diagonal = [&](int i) { return a.data[min(i, a.rows - 1) * (a.ld + 1)]; };
       float largest = fmaxf(diagonal(c0 + lane()), diagonal(c0 + 32 + lane()));  // no NaN if it can
 #pragma unroll
       for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, shuffle_xor(largest, mask));
@@ -248,7 +249,7 @@ struct BlockFactor {
   }
 
   // All panels of a tile below the diagonal one, unrolled: the products of a panel with different
-  // columns overlap then. (Plain FMA is too much code for that.)
+  // columns overlap then.
   static __device__ __forceinline__ void solve_below(Accumulator& acc, const T* column,
                                                      const T* inverses, T* finished, int scale) {
 #pragma unroll
@@ -320,9 +321,9 @@ struct BlockFactor {
   // What the factorization reads of A in a tile; rows from n on are those of the identity. Above
   // the diagonal acc may hold anything: nothing comes of it. Addresses are clamped, as a branch per
   // load would wait for one load after the other.
-  static __device__ __forceinline__ void load_tile(Accumulator& acc, const T* a, int n, int r0,
-                                                   int c0, bool symmetrize) {
-    const int row_step = kUpper ? 1 : n, column_step = kUpper ? n : 1;
+  static __device__ __forceinline__ void load_tile(Accumulator& acc, const View<T>& a, int r0,
+                                                   int c0, bool mean) {
+    const int n = a.rows, row_step = kUpper ? 1 : a.ld, column_step = kUpper ? a.ld : 1;
 #pragma unroll
     for (int j = 0; j < kColumnTiles; ++j) {
       const int c = c0 + pair_column() + 8 * j;
@@ -330,7 +331,7 @@ struct BlockFactor {
       for (int i = 0; i < kRowTiles; ++i) {
         const int r = r0 + warp_row() + 8 * i;
         if (is_above(r0, c0, i, j)) continue;
-        const T* from = a + min(r, n - 1) * row_step;
+        const T* from = a.data + min(r, n - 1) * row_step;
         if constexpr (kAccess == Access::kVectors && kVector<T> > 1) {
           const auto pair = *reinterpret_cast<const Pair<T>*>(from + min(c, n - 2));
           acc[j][i][0] = pair.a;
@@ -341,7 +342,7 @@ struct BlockFactor {
         }
       }
     }
-    if (symmetrize) {
+    if (mean) {
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) {
         const int c = c0 + pair_column() + 8 * j;
@@ -349,7 +350,7 @@ struct BlockFactor {
         TileColumn mirror;
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-          const T* from = a + min(r0 + warp_row() + 8 * i, n - 1) * column_step;
+          const T* from = a.data + min(r0 + warp_row() + 8 * i, n - 1) * column_step;
           mirror[i][0] = from[min(c, n - 1) * row_step];
           mirror[i][1] = from[min(c + 1, n - 1) * row_step];
         }
@@ -386,13 +387,13 @@ struct BlockFactor {
   }
 
   // Asks the L2 cache for what load_tile will read of a tile.
-  static __device__ __forceinline__ void prefetch_tile(const T* a, int n, int r0, int c0) {
+  static __device__ __forceinline__ void prefetch_tile(const View<T>& a, int r0, int c0) {
     constexpr int kLine = static_cast<int>(128 / sizeof(T)), kLines = kColumns / kLine;
     static_assert(kRows * kLines % kThreads == 0);
 #pragma unroll
     for (int e = threadIdx.x; e < kRows * kLines; e += kThreads) {
       const int r = r0 + e / kLines, c = c0 + e % kLines * kLine;
-      if (r < n && c <= r) asm volatile("prefetch.global.L2 [%0];" : : "l"(a + r * n + c));
+      if (r < a.rows && c <= r) asm volatile("prefetch.global.L2 [%0];" : : "l"(a.at(r, c)));
     }
   }
 
@@ -464,7 +465,8 @@ struct BlockFactor {
     Real<T> inverse;
     load(x);
     Real<T> root = Block::template factor<false>(x, none, 0, 8, r, inverse);
-    if (__any_sync(kFullWarp, !plain_root(root))) {  // rare: tiny, infinite or failed pivots
+    // The careful path (careful.cuh) from registers: there are none for addresses in shared memory.
+    if (__any_sync(kFullWarp, !plain_root(root))) {
       load(x);
       root = Block::template factor<false, true>(x, none, 0, 8, r, inverse);
     }
@@ -479,9 +481,9 @@ struct BlockFactor {
     return __ffs(__ballot_sync(kFullWarp, is_nan(root)));
   }
 
-  // Factors the n x n matrix at `a` into `l`. Returns info, in every thread.
-  static __device__ __forceinline__ int factor(const T* a, T* l, T* shared, int n,
-                                               bool symmetrize) {
+  // Factors `a` into `l`; kAccess says which triangle, or `mean`. Returns info, in every thread.
+  static __device__ __forceinline__ int factor(const View<T>& a, T* l, T* shared, bool mean) {
+    const int n = a.rows;
     T* const lower = shared + kWorkElements;          // tiles L_pp, L_(p+1)p, ... of each panel p
     T* const inverses = lower + kLowerTiles * kTile;  // -L_pp^-1
     int* const info = reinterpret_cast<int*>(shared + kElements);
@@ -492,7 +494,7 @@ struct BlockFactor {
 #pragma unroll 1
     for (int c0 = 0; c0 < n; c0 += kColumns) {
       const int panels = ceil_div(min(kColumns, n - c0), 8);
-      const int scale = find_scale(a, n, c0);
+      const int scale = find_scale(a, c0);
 #pragma unroll 1
       for (int r0 = c0; r0 < n; r0 += kRows) {
         const bool diagonal = r0 == c0;
@@ -512,7 +514,7 @@ struct BlockFactor {
         };
         if (c0 > 0) start(0);
         Accumulator acc;
-        if (active) load_tile(acc, a, n, r0, c0, symmetrize);
+        if (active) load_tile(acc, a, r0, c0, mean);
 #pragma unroll 1
         for (int k0 = 0; k0 < c0; k0 += kDepth) {
           wait_for_copies<0>();
@@ -529,7 +531,7 @@ struct BlockFactor {
         if (c0 > 0) __syncthreads();  // `finished` is where the chunks were
         if constexpr (kPrefetch && !kUpper) {
           const bool more = r0 + kRows < n;
-          prefetch_tile(a, n, more ? r0 + kRows : c0 + kColumns, more ? c0 : c0 + kColumns);
+          prefetch_tile(a, more ? r0 + kRows : c0 + kColumns, more ? c0 : c0 + kColumns);
         }
         if constexpr (kTensor) {
           if (!diagonal && panels == kColumnTiles) {

@@ -2,10 +2,6 @@
 // columns 2t and 2t+1 of each tile of the lower triangle. It is the layout of a tensor-core
 // accumulator, and a global load or store of a tile covers whole 32-byte sectors in either
 // direction: 8 rows of 8 elements, or 8 columns of 8.
-//
-// An upper factorization A = U^H U is the lower one of conj(A), transposed: with M = U^T,
-// M M^H = conj(A). Entry (r, c) of conj(A) below the diagonal is entry (c, r) of A, so `upper` only
-// swaps indices on the way in and out, and nothing is conjugated.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +10,7 @@
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -21,52 +18,66 @@ namespace jax_batched::cuda {
 template <class T, int kTiles>
 using Fragment = T[kTiles][kTiles][2];
 
-// Calls f(i, j, r, c) for this lane's pair of entries (r, c), (r, c + 1) of each lower tile.
-template <int kTiles, class F>
-__device__ __forceinline__ void for_each_pair(int lane, F&& f) {
+// Tiles of `a` from entry (row, column) on, from global memory. kWhole: so many rows of tiles end
+// before its last row. With kSquare all tiles, as they are, rows past the last one zero; else those
+// of the lower triangle `part`, rows past the last one those of the identity.
+template <int kWhole, bool kSquare, bool kPairs, bool kMean, class T, int kTiles>
+__device__ __forceinline__ void load_tiles(Fragment<T, kTiles>& m, const View<T>& a, Part part,
+                                           int row, int column, int lane) {
+  const int g = lane / 4, h = 2 * (lane % 4), n = a.rows;
+  // From entry (r, c) of the triangle to (r + 1, c) and (r, c + 1), and so of its mirror image.
+  const bool swapped = !kMean && part.upper;
+  const int down = swapped ? 1 : a.ld, right = swapped ? a.ld : 1;
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
+    const int r = row + 8 * i + g;
+    const bool inside = i < kWhole || r < n;
+    // Of a square, rows past the last one read it, for nothing: a branch around every load would
+    // wait for each.
+    const int from = kSquare && i >= kWhole ? min(r, n - 1) : r;
+    const T* below = a.data + from * down + (column + h) * right;
+    const T* above = a.at(column + h, from);
 #pragma unroll
-    for (int j = 0; j <= i; ++j) f(i, j, 8 * i + lane / 4, 8 * j + 2 * (lane % 4));
-  }
-}
-
-// Loads the triangle of a row-major matrix that is factored; rows from n on are those of the
-// identity. kExact: n == 8 * kTiles; otherwise 8 * (kTiles - 1) < n.
-template <bool kExact, class T, int kTiles>
-__device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const T* __restrict__ a,
-                                              int n, bool upper, int lane) {
-  if (kExact) n = 8 * kTiles;
-  // Only the last row of tiles is ragged, and only diagonal tiles hold entries above the diagonal.
-  const auto in_matrix = [=](int i, int r) { return kExact || i < kTiles - 1 || r < n; };
-  const auto in_triangle = [](int i, int j, int r, int c) { return j < i || c <= r; };
-  if (!upper) {
-    if (kExact || n % 2 == 0) {
-      for_each_pair<kTiles>(lane, [&](int i, int j, int r, int c) {
-        Pair<T> v{T(r == c), T(r == c + 1)};
-        if (in_matrix(i, r) && in_triangle(i, j, r, c)) {
-          v = *reinterpret_cast<const Pair<T>*>(a + r * n + c);
-        }
-        m[i][j][0] = v.a;
-        m[i][j][1] = v.b;
-      });
-    } else {
-      for_each_pair<kTiles>(lane, [&](int i, int j, int r, int c) {
-        Pair<T> v{T(r == c), T(r == c + 1)};
-        if (in_matrix(i, r) && in_triangle(i, j, r, c)) v.a = a[r * n + c];
-        if (in_matrix(i, r) && in_triangle(i, j, r, c + 1)) v.b = a[r * n + c + 1];
-        m[i][j][0] = v.a;
-        m[i][j][1] = v.b;
-      });
-    }
-  } else {
-    for_each_pair<kTiles>(lane, [&](int i, int j, int r, int c) {
-      Pair<T> v{T(r == c), T(r == c + 1)};
-      if (in_matrix(i, r) && in_triangle(i, j, r, c)) v.a = a[c * n + r];
-      if (in_matrix(i, r) && in_triangle(i, j, r, c + 1)) v.b = a[(c + 1) * n + r];
+    for (int j = 0; j < kTiles; ++j) {
+      if (!kSquare && j > i) continue;
+      const int c = column + 8 * j + h;
+      const bool first = kSquare || (inside && (j < i || c <= r));
+      const bool second = kSquare || (inside && (j < i || c < r));
+      Pair<T> v{T(!kSquare && r == c), T(!kSquare && r == c + 1)};
+      if (kPairs) {
+        if (first) v = *reinterpret_cast<const Pair<T>*>(below);
+      } else {
+        if (first) v.a = below[0];
+        if (second) v.b = below[right];
+      }
+      if (kMean) {  // of entries of the identity the mean is what they are
+        Pair<T> mirrored = v;
+        if (first) mirrored.a = above[0];
+        if (second) mirrored.b = above[a.ld];
+        v = {part.mean_of(v.a, mirrored.a), part.mean_of(v.b, mirrored.b)};
+      }
+      if (kSquare && !inside) v = {T(0), T(0)};
       m[i][j][0] = v.a;
       m[i][j][1] = v.b;
-    });
+      below += 8 * right;
+      above += 8 * a.ld;
+    }
+  }
+}
+template <int kWhole, bool kSquare = false, class T, int kTiles>
+__device__ __forceinline__ void load_fragment(Fragment<T, kTiles>& m, const View<T>& a, Part part,
+                                              int row, int column, int lane) {
+  const bool pairs = kVector<T> > 1 && a.ld % 2 == 0;
+  if (part.mean && pairs) {
+    load_tiles<kWhole, kSquare, true, true>(m, a, part, row, column, lane);
+  } else if (part.mean) {
+    load_tiles<kWhole, kSquare, false, true>(m, a, part, row, column, lane);
+  } else if (part.upper) {
+    load_tiles<kWhole, kSquare, false, false>(m, a, {true, false}, row, column, lane);
+  } else if (pairs) {
+    load_tiles<kWhole, kSquare, true, false>(m, a, {false, false}, row, column, lane);
+  } else {
+    load_tiles<kWhole, kSquare, false, false>(m, a, {false, false}, row, column, lane);
   }
 }
 
@@ -125,11 +136,11 @@ struct RowStage {
   // What a factorization reads of rows 8p .. -> fragments, for p from 0 on: of two mirrored entries
   // the upper one, read first, waits in the fragment of the lower one.
   __device__ __forceinline__ void take(Fragment<T, kTiles>& m, const S* stage, int shift, int p,
-                                       bool upper, bool symmetrize, int lane) const {
+                                       Part part, int lane) const {
     if (kExact || n % 2 == 0) {
-      take_rows<true>(m, stage + shift, p, upper, symmetrize, lane);
+      take_rows<true>(m, stage + shift, p, part, lane);
     } else {
-      take_rows<false>(m, stage + shift, p, upper, symmetrize, lane);
+      take_rows<false>(m, stage + shift, p, part, lane);
     }
   }
 
@@ -218,8 +229,8 @@ struct RowStage {
   }
 
   template <bool kPairs>
-  __device__ __forceinline__ void take_rows(Fragment<T, kTiles>& m, const S* rows, int p,
-                                            bool upper, bool symmetrize, int lane) const {
+  __device__ __forceinline__ void take_rows(Fragment<T, kTiles>& m, const S* rows, int p, Part part,
+                                            int lane) const {
     const int g = lane / 4, h = 2 * (lane % 4);
     // This lane's pair of tile (p, j), and of the transposed tile (p, j).
     const auto across = [&](int j) {
@@ -239,11 +250,9 @@ struct RowStage {
       m[i][j][0] = in_matrix && (j < i || c <= r) ? v.a : T(r == c);
       m[i][j][1] = in_matrix && (j < i || c < r) ? v.b : T(r == c + 1);
     };
-    if (symmetrize) {
-      // (a_rc + conj(a_cr)) / 2, conjugated for an upper factor.
+    if (part.mean) {
       const auto mean = [&](Pair<T> below, Pair<T> above) {
-        return upper ? Pair<T>{hermitian_mean(above.a, below.a), hermitian_mean(above.b, below.b)}
-                     : Pair<T>{hermitian_mean(below.a, above.a), hermitian_mean(below.b, above.b)};
+        return Pair<T>{part.mean_of(below.a, above.a), part.mean_of(below.b, above.b)};
       };
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
@@ -257,7 +266,7 @@ struct RowStage {
           m[j][p][1] = above.b;
         }
       }
-    } else if (upper) {
+    } else if (part.upper) {
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         if (j >= p) set(j, p, down(j));
@@ -276,8 +285,7 @@ struct RowStage {
 template <int kGroup, int kArea, class S, class T, int kTiles, bool kExact>
 __device__ __forceinline__ void load_staged(Fragment<T, kTiles> (&m)[kGroup],
                                             const RowStage<S, kTiles, kExact>& rows, S* shared,
-                                            const MatrixRun<S> (&a)[kGroup], bool upper,
-                                            bool symmetrize, int lane) {
+                                            const MatrixRun<S> (&a)[kGroup], Part part, int lane) {
   using Rows = RowStage<S, kTiles, kExact>;
   constexpr int kFlight = kArea / Rows::kElements < kTiles ? kArea / Rows::kElements : kTiles;
   static_assert(kFlight > 0 && kArea % kVector<S> == 0);
@@ -300,7 +308,7 @@ __device__ __forceinline__ void load_staged(Fragment<T, kTiles> (&m)[kGroup],
     __syncwarp();
 #pragma unroll
     for (int q = 0; q < kGroup; ++q) {
-      rows.take(m[q], stage(q, p), a[q].shift, p, upper, symmetrize, lane);
+      rows.take(m[q], stage(q, p), a[q].shift, p, part, lane);
     }
     __syncwarp();
     fetch(p + kFlight);

@@ -48,24 +48,6 @@ struct Halves {
   }
   __device__ __forceinline__ T* vector() const { return shared + kVectorAt; }
 
-  // Tiles of A from (row, column) on: those of the lower triangle, or with kSquare all.
-  template <bool kSquare>
-  __device__ __forceinline__ void load(Block& m, const T* a, int row, int column, bool upper,
-                                       bool symmetrize) const {
-    const bool pairs = kVector<T> > 1 && n % 2 == 0;
-    if (symmetrize && pairs) {
-      load_with<kSquare, true, true>(m, a, row, column, n, 1, upper);
-    } else if (symmetrize) {
-      load_with<kSquare, false, true>(m, a, row, column, n, 1, upper);
-    } else if (upper) {
-      load_with<kSquare, false, false>(m, a, row, column, 1, n, upper);
-    } else if (pairs) {
-      load_with<kSquare, true, false>(m, a, row, column, n, 1, upper);
-    } else {
-      load_with<kSquare, false, false>(m, a, row, column, n, 1, upper);
-    }
-  }
-
   // Factors the block m. Panel p goes to slot(place + p * step); finished(Constant<p>) is called
   // when it is there and row p of tiles is that of L, done(p) later, with a barrier between. The
   // reciprocals of the diagonal go to `inverses`; with kSolve, rhs = L^-1 rhs on the way. Returns
@@ -359,54 +341,6 @@ struct Halves {
           return entries;
         },
         single);
-  }
-
- private:
-  // Entry (r, c) of the lower triangle lies at a[r * rows + c * columns]; kPairs: and the one right
-  // of it next to it, aligned as a pair. kMean: the mean of it and of its mirror image, conjugated
-  // for an upper factor.
-  template <bool kSquare, bool kPairs, bool kMean>
-  __device__ __forceinline__ void load_with(Block& m, const T* a, int row, int column, int rows,
-                                            int columns, bool upper) const {
-    const int g = lane / 4, h = 2 * (lane % 4);
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      const int r = row + 8 * i + g;
-      // Of a square, rows from n on read row n - 1, for nothing: a branch around every load would
-      // wait for each.
-      const int from = kSquare ? min(r, n - 1) : r;
-      const T* below = a + from * rows + (column + h) * columns;
-      const T* above = a + (column + h) * n + from;
-#pragma unroll
-      for (int j = 0; j < kTiles; ++j) {
-        if (!kSquare && j > i) continue;
-        const int c = column + 8 * j + h;
-        const bool first = kSquare || (r < n && (j < i || c <= r));
-        const bool second = kSquare || (r < n && (j < i || c < r));
-        Pair<T> v{T(!kSquare && r == c), T(!kSquare && r == c + 1)};
-        if (kPairs) {
-          if (first) v = *reinterpret_cast<const Pair<T>*>(below);
-        } else {
-          if (first) v.a = below[0];
-          if (second) v.b = below[columns];
-        }
-        if (kMean) {  // of entries of the identity the mean is what they are
-          Pair<T> mirrored = v;
-          if (first) mirrored.a = above[0];
-          if (second) mirrored.b = above[n];
-          if (kIsComplex<T> && upper) {
-            v = {hermitian_mean(mirrored.a, v.a), hermitian_mean(mirrored.b, v.b)};
-          } else {
-            v = {hermitian_mean(v.a, mirrored.a), hermitian_mean(v.b, mirrored.b)};
-          }
-        }
-        if (kSquare && r >= n) v = {T(0), T(0)};
-        m[i][j][0] = v.a;
-        m[i][j][1] = v.b;
-        below += 8 * columns;
-        above += 8 * n;
-      }
-    }
   }
 };
 

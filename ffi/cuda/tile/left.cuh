@@ -26,6 +26,7 @@
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/pivot_block.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -110,11 +111,11 @@ struct LeftFactor : PivotBlock {
 
   // Starts the copy of columns of tiles first .. last - 1 of row tile i of A; of the identity from
   // n on.
-  __device__ __forceinline__ void start_copy(const double* a, bool upper, int i, int first,
+  __device__ __forceinline__ void start_copy(const View<double>& a, bool upper, int i, int first,
                                              int last) const {
     const int row = moved_row(upper, 0), column = moved_column(upper);
-    const int row_step = upper ? 1 : n, column_step = upper ? n : 1;
-    const double* from = a + (8 * i + row) * row_step + column * column_step;
+    const int row_step = upper ? 1 : a.ld, column_step = upper ? a.ld : 1;
+    const double* from = a.data + (8 * i + row) * row_step + column * column_step;
     double* to = tile(i, 0) + at(row, column);
     last = min(last, i + 1);
     const auto copy = [&](int j, int step) {
@@ -145,7 +146,7 @@ struct LeftFactor : PivotBlock {
   }
 
   // The mean of both triangles instead.
-  __device__ __forceinline__ void load_mean(const double* a, int i) const {
+  __device__ __forceinline__ void load_mean(const View<double>& a, int i) const {
     const int r = 8 * i + lane() / 4;
 #pragma unroll 4
     for (int j = 0; j <= i; ++j) {
@@ -154,7 +155,7 @@ struct LeftFactor : PivotBlock {
       for (int h = 0; h < 2; ++h) {
         const int c = 8 * j + lane() % 4 * 2 + h;
         const int row = min(r, n - 1), column = min(c, n - 1);
-        const double mean = hermitian_mean(a[row * n + column], a[column * n + row]);
+        const double mean = hermitian_mean(*a.at(row, column), *a.at(column, row));
         v[h] = r < n && c < n ? mean : r == c;
       }
       store(tile(i, j), v);
@@ -176,31 +177,13 @@ struct LeftFactor : PivotBlock {
     }
   }
 
-  // What PivotBlock::factor_plain does, for any pivots: rare. Lanes 0..7 hold the rows of the
-  // block, lanes 8..15 those of the identity below it, which the same steps turn into those of
-  // L^-T. `scratch` is a tile of this warp. Returns the number of the first failed pivot, 1..8, or
-  // 0.
-  static __device__ __noinline__ int factor_any(double* scratch, double* inverse) {
-    using Block = Panel<double, 1, 1>;
-    const int r = lane();
-    double x[1][8], none[1], unused;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) x[0][k] = r < 8 ? scratch[at(r, k)] : r - 8 == k;
-    const double root = Block::factor<false, true>(x, none, 0, 8, r, unused);
-    __syncwarp();
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      if (r < 8) {
-        scratch[at(r, k)] = x[0][k];
-      } else if (r < 16) {
-        inverse[at(k, r - 8)] = -x[0][k];
-      }
-    }
-    __syncwarp();
-    return __ffs(__ballot_sync(kFullWarp, is_nan(root)));
+  // A call: inline, it would take registers of every warp.
+  static __device__ __noinline__ int factor_careful(double* a, double* minus_inverse) {
+    return PivotBlock::factor_careful(a, minus_inverse);
   }
 
-  // Factors block p + 1 in step p. `w`: -L_pp^-1, then that of the block. Returns as factor_any.
+  // Factors block p + 1 in step p. `w`: -L_pp^-1, then that of the block. Returns as
+  // factor_careful.
   __device__ __forceinline__ int chain_step(int p, Values& w) const {
     Values d;
     load(d, next_diagonal(p + 1));
@@ -222,7 +205,7 @@ struct LeftFactor : PivotBlock {
       __syncwarp();
       store(scratch, d);
       __syncwarp();
-      failed = factor_any(scratch, inverse);
+      failed = factor_careful(scratch, inverse);
       load(l, scratch);
       load(w, inverse);
     }
@@ -334,9 +317,8 @@ struct LeftFactor : PivotBlock {
   // when row tile p and block column p of L are complete. Returns info, in every thread; in `y`
   // the last warp, number kWarps - 1, finds Y of the first 8 right-hand sides.
   template <class Flush>
-  __device__ __forceinline__ int factor(const double* a, bool upper, bool symmetrize,
-                                        const double* b, int64_t nrhs, RightHandSides& y,
-                                        Flush&& flush) const {
+  __device__ __forceinline__ int factor(const View<double>& a, Part part, const double* b,
+                                        int64_t nrhs, RightHandSides& y, Flush&& flush) const {
     const int early = ceil_div(tiles, 4);  // columns of tiles that are waited for first
     int failed = 0;
     if (worker == kWorkers) {
@@ -374,8 +356,8 @@ struct LeftFactor : PivotBlock {
 #pragma unroll 1
       for (int k = 0; k < 2 * kPairs; ++k) {
         const int i = top(k / 2) + k % 2;
-        if (i < tiles && !symmetrize) {
-          start_copy(a, upper, i, group == 0 ? 0 : early, group == 0 ? early : tiles);
+        if (i < tiles && !part.mean) {
+          start_copy(a, part.upper, i, group == 0 ? 0 : early, group == 0 ? early : tiles);
         } else if (i < tiles && group == 0) {
           load_mean(a, i);
         } else if (kRowTile && i == tiles && group == 0) {
@@ -443,8 +425,8 @@ struct LeftFactor : PivotBlock {
       return;
     }
     if (!upper) {
-      // The same, but pairs begin at the odd columns of every other row. One loop for both, or one
-      // computation of a lane's place, takes registers for which even n are 6 to 15 % slower.
+      // The same, but pairs begin at the odd columns of every other row. A loop of its own: shared
+      // code takes registers that even n need.
       const int pair = lane() % 4, right = lane() / 4 % 2;
       const int row = lane() / 8 % 2 + 2 * (lane() / 16 ^ right), r = 8 * p + row;
       double* const to = l + r * n;
@@ -530,8 +512,8 @@ struct LeftFactor : PivotBlock {
   }
 
   // z = L^-T z of one right-hand side, by one warp: entry 32 s + lane is z[s]. Each block is solved
-  // with its inverse, and taken out of the entries that follow. From 12 row tiles on this beats the
-  // products, which compute 8 right-hand sides.
+  // with its inverse, and taken out of the entries that follow. For 12 row tiles and more: products
+  // compute 8 right-hand sides.
   static constexpr int kSlots = ceil_div(kMaxN, 32);
   __device__ __forceinline__ void substitute_back(double (&z)[kSlots]) const {
     const int part = lane() / 8, r = lane() % 8;

@@ -3,12 +3,13 @@
 // The panel (columns 8p..8p+7, rows from 8p on) goes from the fragments to shared memory (`rows`),
 // is factored with one lane per row, and comes back (`columns`) in the order in which the update of
 // the trailing tiles reads it: columns[k][g][i] is entry (8i + g, 8p + k), so one 16-byte load
-// brings the operands of 4 float tiles. The update is plain FMA: it is limited by shared memory
-// traffic, not by arithmetic, and beats float32 tensor-core emulation.
+// brings the operands of 4 float tiles. Shared memory limits that update, not arithmetic, so it is
+// plain FMA.
 #pragma once
 
 #include <type_traits>
 
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/fragment.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
@@ -203,70 +204,9 @@ struct Panel {
     return factor_slots<kSolve>(x, b, kUsed, 8, r, inverse);
   }
 
-  // The same, with the 8x8 diagonal block read and factored by every lane for itself: more FMAs,
-  // no shuffles. Faster where two matrices share the phase; takes 36 more registers.
-  template <bool kSolve>
-  static __device__ __forceinline__ Real<T> factor_redundant(T (&x)[kSlots][8], T (&b)[kSlots],
-                                                             const T* panel, const T* rhs, int p,
-                                                             int steps, int r, Real<T>& inverse) {
-    T block[8][8], y[8];
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-#pragma unroll
-      for (int k = 0; k <= j; k += kVector<T>) {
-        const auto v = *reinterpret_cast<const Vector<T>*>(panel + row_at(8 * p + j, k));
-#pragma unroll
-        for (int z = 0; z < kVector<T>; ++z) {
-          if (k + z <= j) block[j][k + z] = v.v[z];
-        }
-      }
-      if constexpr (kSolve) y[j] = rhs[8 * p + j];
-    }
-    Real<T> own_root = 1;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      if (k >= steps) continue;
-      const PivotRoot<Real<T>> pivot = pivot_root_in_range(real(block[k][k]));
-#pragma unroll
-      for (int j = k + 1; j < 8; ++j) block[j][k] = scale(block[j][k], pivot.inverse);
-#pragma unroll
-      for (int j = k + 1; j < 8; ++j) {
-#pragma unroll
-        for (int i = j; i < 8; ++i) {
-          block[i][j] = sub_mul_conj(block[i][j], block[i][k], block[j][k]);
-        }
-      }
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        if (!in_use(p, s)) continue;
-        x[s][k] = scale(x[s][k], pivot.inverse);
-#pragma unroll
-        for (int j = k + 1; j < 8; ++j) x[s][j] = sub_mul_conj(x[s][j], x[s][k], block[j][k]);
-      }
-      if constexpr (kSolve) {
-        y[k] = scale(y[k], pivot.inverse);
-#pragma unroll
-        for (int j = k + 1; j < 8; ++j) y[j] = sub_mul(y[j], block[j][k], y[k]);
-        if (r == k) b[0] = y[k];
-        if (r > k) b[0] = sub_mul(b[0], x[0][k], y[k]);
-#pragma unroll
-        for (int s = 1; s < kSlots; ++s) {
-          if (in_use(p, s)) b[s] = sub_mul(b[s], x[s][k], y[k]);
-        }
-      }
-      if (r == k) {
-        x[0][k] = T(pivot.root);
-        own_root = pivot.root;
-        inverse = pivot.inverse;
-      }
-      if (r < k) x[0][k] = T(0);
-    }
-    return own_root;
-  }
-
   // Factors the panel again, from `rows`, if a pivot of this lane's matrix was tiny, infinite or
-  // not positive, and counts a failure. Rare, so compact rather than fast; matrices of the warp
-  // without such a pivot keep what they have.
+  // not positive, and counts a failure (careful.cuh); matrices of the warp without such a pivot
+  // keep what they have.
   template <bool kSolve>
   static __device__ __forceinline__ void repair(T (&x)[kSlots][8], T (&b)[kSlots], T* panel, T* rhs,
                                                 int p, int steps, int lane, Real<T> root,
@@ -275,38 +215,15 @@ struct Panel {
     if (odd == 0) return;
     const int r = lane % kLanes;
     const bool mine = (odd >> (lane - r) & 0xffu) != 0;
-    int first_failed = 0;
-#pragma unroll 1
-    for (int k = 0; k < min(steps, 8); ++k) {
-      const int top = 8 * p + k;
-      PivotRoot<Real<T>> pivot = pivot_root(real(panel[row_at(top, k)]));
-      __syncwarp();
-      if (mine) {
-        if (first_failed == 0 && is_nan(pivot.root)) first_failed = top + 1;
-        if (r == k) inverse = pivot.inverse;
-        for (int i = top + r; i < 8 * kTiles; i += kLanes) {
-          T& entry = panel[row_at(i, k)];
-          entry = i == top ? T(pivot.root) : scale(entry, pivot.inverse);
-        }
-        if (kSolve && r == 0) rhs[top] = scale(rhs[top], pivot.inverse);
-      }
-      __syncwarp();
-      if (mine) {
-        for (int i = top + 1 + r; i < 8 * kTiles; i += kLanes) {
-#pragma unroll 1
-          for (int j = k + 1; j < 8; ++j) {
-            T& entry = panel[row_at(i, j)];
-            if (8 * p + j <= i) {
-              entry = sub_mul_conj(entry, panel[row_at(i, k)], panel[row_at(8 * p + j, k)]);
-            }
-          }
-          if (kSolve) rhs[i] = sub_mul(rhs[i], panel[row_at(i, k)], rhs[top]);
-        }
-      }
-      __syncwarp();
-    }
+    T* rows = panel + row_at(8 * p, 0);  // multiples of 8 rows lie alike
+    const int failed = factor_carefully<T>(
+        mine, min(steps, 8), 8 * (kTiles - p), r, kLanes,
+        [=](int i, int j) -> T& { return rows[row_at(i, j)]; }, kSolve ? rhs + 8 * p : nullptr,
+        [&](int k, const PivotRoot<Real<T>>& pivot) {
+          if (r == k) inverse = pivot.inverse;
+        });
     if (mine) {
-      if (info == 0) info = first_failed;
+      if (info == 0 && failed != 0) info = 8 * p + failed;
       load_rows(x, panel, p, r);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {

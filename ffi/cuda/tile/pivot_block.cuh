@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/tensor.cuh"
 
@@ -119,6 +120,25 @@ struct PivotBlock {
     w[0] *= -root.inverse;
     w[1] *= -root.inverse;
     return __all_sync(kFullWarp, pivot >= 0x1p-500 && pivot <= 0x1p1000);
+  }
+
+  // The same for any pivots (careful.cuh), in tiles in shared memory: the steps turn the rows of -I
+  // below the block `a` into those of -L^-T. Returns the number of the first failed pivot, 1..8,
+  // or 0.
+  static __device__ __forceinline__ int factor_careful(double* a, double* minus_inverse) {
+    const int r = lane();
+    if (r < 8) {
+#pragma unroll 1
+      for (int k = 0; k < 8; ++k) {
+        if (k > r) a[at(r, k)] = 0;
+        minus_inverse[at(r, k)] = r == k ? -1 : 0;
+      }
+    }
+    __syncwarp();
+    return factor_carefully<double>(
+        true, 8, 16, r, 32,
+        [=](int i, int j) -> double& { return i < 8 ? a[at(i, j)] : minus_inverse[at(j, i - 8)]; },
+        nullptr, [](int, const PivotRoot<double>&) {});
   }
 
   // 1 / d for d of normal magnitude, to about an ulp.

@@ -37,8 +37,8 @@ struct ResidentFactor : PivotBlock {
       : shared(static_cast<double*>(memory)) {}
 
   // S = -A, of which one triangle is read; rows from n on are those of the identity.
-  __device__ __forceinline__ void load_matrix(const double* a, int n, bool upper) {
-    load_fragment<false>(m, a, n, upper, lane());
+  __device__ __forceinline__ void load_matrix(const View<double>& a, Part part) {
+    load_fragment<kTiles - 1>(m, a, part, 0, 0, lane());
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
@@ -117,41 +117,6 @@ struct ResidentFactor : PivotBlock {
     assign(y[p], own);
   }
 
-  // What PivotBlock::factor_plain does, for any pivots, from and to shared memory: rare, so compact
-  // rather than fast, and inline: a call would spill the matrix. Lanes
-  // 0..7 turn the rows of the block at `a` into those of L, lanes 8..15 those of the identity into
-  // those of L^-T. Returns the number of the first failed pivot, 1..8, or 0.
-  static __device__ __forceinline__ int factor_any(double* a, double* minus_inverse) {
-    const int r = lane();
-    double* own = r < 8 ? a + at(r, 0) : minus_inverse + at(0, r % 8);
-    // Entry k of this lane's row is own[place(k)].
-    const auto place = [=](int k) { return r < 8 ? at(0, k) : at(k, 0); };
-    int failed = 0;
-    if (r >= 8 && r < 16) {
-#pragma unroll 1
-      for (int k = 0; k < 8; ++k) own[place(k)] = r - 8 == k ? -1 : 0;
-    }
-#pragma unroll 1
-    for (int k = 0; k < 8; ++k) {
-      __syncwarp();
-      const PivotRoot<double> pivot = pivot_root(a[at(k, k)]);
-      if (failed == 0 && is_nan(pivot.root)) failed = k + 1;
-      __syncwarp();
-      double x = 0;
-      if (r < 16) {
-        if (r >= k) x = r == k ? pivot.root : own[place(k)] * pivot.inverse;
-        own[place(k)] = x;
-      }
-      __syncwarp();
-      if (r < 16) {
-#pragma unroll 1
-        for (int j = k + 1; j < 8; ++j) own[place(j)] = fma(-x, a[at(j, k)], own[place(j)]);
-      }
-    }
-    __syncwarp();
-    return failed;
-  }
-
   // V of block p, and Y_p.
   __device__ __forceinline__ void factor_block(int p) {
     const Values d = {-m[p][p][0], -m[p][p][1]};
@@ -160,7 +125,7 @@ struct ResidentFactor : PivotBlock {
       __syncwarp();
       store(shared, d);
       __syncwarp();
-      const int pivot = factor_any(shared, shared + kTile);
+      const int pivot = factor_careful(shared, shared + kTile);
       if (pivot != 0 && failed == 0) failed = 8 * p + pivot;
       load(m[p][p], shared + kTile);
     }

@@ -4,14 +4,16 @@
 //
 // A lane owns its rows, so of a rank-1 update x_ij -= l_ik l_jk only column k travels: through
 // shared memory, whose broadcast loads bring 16 bytes of each of the matrices at once. That is the
-// least traffic of the layouts here, as long as the rows fit the registers. With 8 lanes a load
-// serves four matrices; 16 lanes were slower wherever both fit.
+// least traffic of the layouts here, as long as the rows fit the registers: a load serves four
+// matrices.
 #pragma once
 
 #include <utility>
 
 #include "ffi/cuda/tile/async_copy.cuh"
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/math.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -57,28 +59,26 @@ struct Rows {
     return stage + stage_slot(i / kLanes) + i % kLanes * stage_row(i / kLanes) + j;
   }
 
-  // Starts the copy of the lower triangle of the row-major n x n matrix at `a` (upper: of the upper
-  // one, transposed) by the lanes of this matrix.
-  static __device__ __forceinline__ void start_copy(T* stage, const T* a, int n, bool upper,
-                                                    int g) {
-    if (!upper && n % kVector<T> == 0) {
+  // Starts the copy of the triangle `part`, which is no mean, by the lanes of this matrix.
+  static __device__ __forceinline__ void start_copy(T* stage, const View<T>& a, Part part, int g) {
+    if (!part.upper && a.ld % kVector<T> == 0) {
       for_constants<kSlots>([&](auto slot) {
         constexpr int s = decltype(slot)::value;
-        copy_vectors<s, 0>(stage + stage_slot(s), a + kLanes * s * n, n, g);
+        copy_vectors<s, 0>(stage + stage_slot(s), a, g);
       });
     } else {
       // Element by element; neighbouring lanes take neighbours in memory.
-      const int row = upper ? 1 : n, column = upper ? n : 1;
+      const int row = part.upper ? 1 : a.ld, column = part.upper ? a.ld : 1;
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const int width = kLanes * (s + 1);
 #pragma unroll 4
         for (int first = 0; first < width; ++first) {
-          const int r = upper ? g : first * kLanes / width;
-          const int c = upper ? first : first * kLanes % width + g;
+          const int r = part.upper ? g : first * kLanes / width;
+          const int c = part.upper ? first : first * kLanes % width + g;
           const int i = kLanes * s + r;
-          if (i < n && c <= i) {
-            copy_async(stage + stage_slot(s) + r * stage_row(s) + c, a + i * row + c * column);
+          if (i < a.rows && c <= i) {
+            copy_async(stage + stage_slot(s) + r * stage_row(s) + c, a.data + i * row + c * column);
           }
         }
       }
@@ -169,32 +169,14 @@ struct Rows {
   // lanes touch no shared memory.
   template <bool kSolve>
   __device__ __forceinline__ void repair(T* stage, bool mine, int n, int g) {
-    const int rows = mine ? n : 0;
-#pragma unroll 1
-    for (int k = 0; k < n; ++k) {
-      const PivotRoot<Real<T>> pivot = pivot_root(mine ? real(*at(stage, k, k)) : Real<T>(1));
+    factor_carefully<T>(
+        mine, n, n, g, kLanes, [=](int i, int j) -> T& { return *at(stage, i, j); }, nullptr,
+        [&](int k, const PivotRoot<Real<T>>& pivot) {
 #pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        if (mine && k == kLanes * s + g) inverse[s] = pivot.inverse;
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int i = k + g; i < rows; i += kLanes) {
-        T* to = at(stage, i, k);
-        *to = i == k ? T(pivot.root) : scale(*to, pivot.inverse);
-      }
-      __syncwarp();
-#pragma unroll 1
-      for (int i = k + 1 + g; i < rows; i += kLanes) {
-        const T l = *at(stage, i, k);
-#pragma unroll 1
-        for (int j = k + 1; j <= i; ++j) {
-          T* to = at(stage, i, j);
-          *to = sub_mul_conj(*to, l, *at(stage, j, k));
-        }
-      }
-      __syncwarp();
-    }
+          for (int s = 0; s < kSlots; ++s) {
+            if (k == kLanes * s + g) inverse[s] = pivot.inverse;
+          }
+        });
     if (!mine) return;
     load(stage, n, g);
 #pragma unroll
@@ -274,7 +256,7 @@ struct Rows {
   // Starts the copy of 16-byte units kFirst and up of the rows of slot s, in pieces of 2, 4 or 8
   // units a row, so that a lane's place in a piece needs no division.
   template <int s, int kFirst>
-  static __device__ __forceinline__ void copy_vectors(T* stage, const T* a, int n, int g) {
+  static __device__ __forceinline__ void copy_vectors(T* stage, const View<T>& a, int g) {
     constexpr int kLeft = kLanes * (s + 1) / kVector<T> - kFirst;
     if constexpr (kLeft > 0) {
       constexpr int kWidth = kLeft >= kLanes ? kLanes : kLeft & -kLeft;
@@ -282,12 +264,12 @@ struct Rows {
 #pragma unroll
       for (int first = 0; first < kLanes; first += kLanes / kWidth) {
         const int r = first + r0;
-        if (s < kSlots - 1 || (kLanes * s + r < n && c < n)) {
+        if (s < kSlots - 1 || (kLanes * s + r < a.rows && c < a.columns)) {
           copy_async(reinterpret_cast<Vector<T>*>(stage + r * stage_row(s) + c),
-                     reinterpret_cast<const Vector<T>*>(a + r * n + c));
+                     reinterpret_cast<const Vector<T>*>(a.at(kLanes * s, 0) + r * a.ld + c));
         }
       }
-      copy_vectors<s, kFirst + kWidth>(stage, a, n, g);
+      copy_vectors<s, kFirst + kWidth>(stage, a, g);
     }
   }
 };

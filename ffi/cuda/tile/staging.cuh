@@ -9,8 +9,7 @@
 namespace jax_batched::cuda {
 
 // Moves a warp's records: move_all() those of a full warp; of the last warp of a batch
-// move_vectors(count) the whole vectors of their elements and move_element(e) what is left. By
-// elements alone that one warp would take longer than all others.
+// move_vectors(count) the whole vectors of their elements and move_element(e) what is left.
 template <class T, int kLength, class A, class V, class E>
 __device__ __forceinline__ void move_records(int records, int lane, A&& move_all, V&& move_vectors,
                                              E&& move_element) {
@@ -27,9 +26,9 @@ __device__ __forceinline__ void move_records(int records, int lane, A&& move_all
 // 32 records of kLength elements, one per lane, staged at stride kStride (odd, so that lanes that
 // read the same element of their own records meet no bank conflict).
 //
-// Records that lie one after the other move as 16-byte vectors: a direct per-thread access of such
-// records is 1.6 to 4 times slower. `src` and `dst` are 16-byte aligned, as 32 * kLength elements
-// are a multiple of 16 bytes.
+// Records that lie one after the other move as 16-byte vectors: neighbouring lanes read
+// neighbouring memory. `src` and `dst` are 16-byte aligned, as 32 * kLength elements are a multiple
+// of 16 bytes.
 template <class T, int kLength>
 struct RecordStage {
   static constexpr int kStride = make_odd(kLength);
@@ -67,8 +66,7 @@ struct RecordStage {
             }
           }
         },
-        // As much in flight, with a number of vectors that is not known, would take half as many
-        // registers again, of every warp.
+        // Fewer in flight: their number is not known, and registers are those of every warp.
         [=](int vectors) {
 #pragma unroll 4
           for (int i = lane; i < vectors; i += 32) put(i, from[i]);

@@ -11,14 +11,9 @@
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 #include "ffi/cuda/tile/storage.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
-
-// Which entries of a matrix are read, as a lower triangle.
-struct Reading {
-  bool upper;       // entry (i, j) of the triangle is entry (j, i) of the matrix
-  bool symmetrize;  // the mean of both
-};
 
 template <class S, int kSlots, bool kExact>
 struct StoredRows {
@@ -61,12 +56,12 @@ struct StoredRows {
 
   // Starts the copy of `count` matrices that follow each other from `a` on. Of exact sizes, vectors
   // without an entry of the triangle stay behind.
-  __device__ __forceinline__ void start_copy(const S* a, int count, Reading reading) const {
+  __device__ __forceinline__ void start_copy(const S* a, int count, Part part) const {
     if constexpr (kExact) {
       for_each_vector(count, [&](int vector, int position) {
         const int row = vector / kUnits % kRows, unit = vector % kUnits;
-        const bool outside = reading.upper ? 8 * unit + 7 < row : 8 * unit > row;
-        if (reading.symmetrize || !outside) {
+        const bool outside = part.upper ? 8 * unit + 7 < row : 8 * unit > row;
+        if (part.mean || !outside) {
           copy_async(reinterpret_cast<Vector<S>*>(run + position),
                      reinterpret_cast<const Vector<S>*>(a) + vector);
         }
@@ -91,28 +86,25 @@ struct StoredRows {
     }
   }
 
-  // Entry (i, j) of the triangle, of a matrix in memory or in the run.
-  static __device__ __forceinline__ T entry(const S* a, int stride, int i, int j, Reading reading) {
-    const int lower = i * stride + j, upper = j * stride + i;
-    if (reading.symmetrize) return hermitian_mean(widen(a[lower]), widen(a[upper]));
-    return widen(a[reading.upper ? upper : lower]);
-  }
-
   // Matrix `index` of the run -> registers; rows from n on are those of the identity.
-  __device__ __forceinline__ void load(Matrix& m, int index, Reading reading) const {
+  __device__ __forceinline__ void load(Matrix& m, int index, Part part) const {
     const S* own = matrix(index);
-    if (kExact && (reading.symmetrize || !reading.upper)) {
+    if (kExact && (part.mean || !part.upper)) {
       load_rows(m, own);
-      if (reading.symmetrize) {
+      if (part.mean) {
         for_each_entry_of_mine([&](auto slot, int i, int j) {
           T& below = m.x[decltype(slot)::value][j];
           below = hermitian_mean(below, widen(own[j * kPaddedRow + i]));
         });
       }
-    } else if (reading.symmetrize) {
-      load_entries(m, own, {false, true});
     } else {
-      load_entries(m, own, {reading.upper, false});
+      with_entries(View<S>{own, stride, n, n}, part, [&](auto entry) {
+        for_each_entry_of_mine([&](auto slot, int i, int j) {
+          constexpr int s = decltype(slot)::value;
+          const bool inside = s < kSlots - 1 || (i < n && j < n);
+          m.x[s][j] = inside ? entry(i, j) : T(i == j);
+        });
+      });
     }
   }
 
@@ -171,8 +163,7 @@ struct StoredRows {
   // Factors the matrices of the lanes with `mine` again, whatever their pivots are: one after the
   // other, from memory, in the shared memory of all. matrix_of(index) is where one lies.
   template <bool kSolve, class F>
-  __device__ __forceinline__ void repair(Matrix& m, bool mine, F&& matrix_of,
-                                         Reading reading) const {
+  __device__ __forceinline__ void repair(Matrix& m, bool mine, F&& matrix_of, Part part) const {
     T* shared = reinterpret_cast<T*>(run);
     const int g = lane % kLanes;
 #pragma unroll 1
@@ -180,13 +171,13 @@ struct StoredRows {
       const bool now = mine && lane / kLanes == index;
       if (!__any_sync(kFullWarp, now)) continue;
       const S* a = matrix_of(index);
+      with_entries(View<S>::square(a, n), part, [&](auto entry) {
 #pragma unroll 1
-      for (int i = 0; i < n; ++i) {
+        for (int i = 0; i < n; ++i) {
 #pragma unroll 1
-        for (int j = lane; j <= i; j += 32) {
-          *Matrix::at(shared, i, j) = entry(a, n, i, j, reading);
+          for (int j = lane; j <= i; j += 32) *Matrix::at(shared, i, j) = entry(i, j);
         }
-      }
+      });
       __syncwarp();
       m.template repair<kSolve>(shared, now, n, g);
       __syncwarp();
@@ -201,14 +192,6 @@ struct StoredRows {
       constexpr int s = decltype(slot)::value;
 #pragma unroll
       for (int j = 0; j < kLanes * (s + 1); ++j) f(slot, kLanes * s + lane % kLanes, j);
-    });
-  }
-
-  __device__ __forceinline__ void load_entries(Matrix& m, const S* own, Reading reading) const {
-    for_each_entry_of_mine([&](auto slot, int i, int j) {
-      constexpr int s = decltype(slot)::value;
-      const bool inside = s < kSlots - 1 || (i < n && j < n);
-      m.x[s][j] = inside ? entry(own, stride, i, j, reading) : T(i == j);
     });
   }
 

@@ -40,8 +40,13 @@ struct Substitution : SubstitutionProblem {
 };
 
 // True if neighbouring columns of a row of M are neighbours in memory, else neighbouring rows are.
-__device__ __forceinline__ bool rows_contiguous(const LowerSystem& system) {
+__host__ __device__ __forceinline__ bool rows_contiguous(const LowerSystem& system) {
   return system.a_col == 1 || system.a_col == -1;
+}
+
+// True if the upper triangle is stored.
+__host__ __device__ __forceinline__ bool upper_stored(const LowerSystem& system) {
+  return rows_contiguous(system) == (system.a_start != 0);
 }
 
 // M(i, j) as an offset from a_start.

@@ -226,12 +226,12 @@ __global__ void __launch_bounds__(32 * ColumnsSubstitutionShape<T, kBlock>::kMax
     const int64_t column = (item - entry * column_groups) * blockDim.x + warp * 32;
     const T* const a = s.a_of(entry);
     T* const x = s.x_of(entry);
-    columns_sweep<kBlock>(tiles, divisors, panel, a, s.b_of(entry), x, s.first, s.n, column,
-                          s.nrhs, s.unit_diagonal);
+    columns_sweep<kBlock>(tiles, divisors, panel, a, s.b_of(entry), x, s.first, s.n, column, s.nrhs,
+                          s.unit_diagonal);
     __syncthreads();  // the blocks are overwritten next
     if constexpr (kSweeps == 2) {
-      columns_sweep<kBlock>(tiles, divisors, panel, a, static_cast<const T*>(x), x, s.second,
-                            s.n, column, s.nrhs, false);
+      columns_sweep<kBlock>(tiles, divisors, panel, a, static_cast<const T*>(x), x, s.second, s.n,
+                            column, s.nrhs, false);
       __syncthreads();
     }
   }

@@ -78,12 +78,8 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
 template <class T>
 cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                                      size_t limit) {
-  const int columns = substitution_columns(s.nrhs, kIsComplex<T>);
-  if (columns == 1) return launch_warp_tier<T, 1>(stream, s, sweeps, limit);
-  if constexpr (!kIsComplex<T>) {
-    if (columns == 2) return launch_warp_tier<T, 2>(stream, s, sweeps, limit);
-  }
-  return launch_warp_tier<T, 4>(stream, s, sweeps, limit);
+  return substitution_columns(s.nrhs) == 1 ? launch_warp_tier<T, 1>(stream, s, sweeps, limit)
+                                           : launch_warp_tier<T, 4>(stream, s, sweeps, limit);
 }
 
 template <class T, int kColumns, int kStages, bool kAligned>
@@ -92,8 +88,17 @@ cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, i
   const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages, kAligned>::shared_bytes(s.n);
   if (bytes > limit) return kDoesNotFit;
   const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
-  return launch_kernel<&stream_substitution<T, kColumns, kStages, kAligned>>(
-      stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
+  const auto launch_for = [&](auto usual) {
+    return launch_kernel<
+        &stream_substitution<T, kColumns, kStages, kAligned, decltype(usual)::value>>(
+        stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
+  };
+  if constexpr (kColumns == 1) {
+    if (s.a.contiguous() && s.b.contiguous() && !upper_stored(s.first)) {
+      return launch_for(std::true_type{});
+    }
+  }
+  return launch_for(std::false_type{});
 }
 
 template <class T, size_t kTier = 0>
@@ -104,7 +109,7 @@ cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, in
   } else {
     constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
-      if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
+      if (kShape.columns == substitution_columns(s.nrhs) &&
           (kShape.sweeps == 0 || kShape.sweeps == sweeps) && s.n <= kShape.max_n) {
         if (aligned_rows(s)) {
           return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,

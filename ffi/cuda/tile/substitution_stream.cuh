@@ -232,8 +232,10 @@ struct StreamTile {
   }
 };
 
-// Work item: (matrix, group of kColumns columns), the group running fastest.
-template <class T, int kColumns, int kStages, bool kAligned>
+// Work item: (matrix, group of kColumns columns), the group running fastest. kUsual: one right-hand
+// side, a lower triangle, and operands as many as results: constants, which save a step's
+// instructions.
+template <class T, int kColumns, int kStages, bool kAligned, bool kUsual>
 __global__ void __launch_bounds__(32)
     stream_substitution(const Substitution<T> s, const int sweeps, const int64_t column_groups) {
   using Shape = StreamSubstitutionShape<T, kColumns, kStages, kAligned>;
@@ -246,23 +248,25 @@ __global__ void __launch_bounds__(32)
   const int side = ceil_div(n, 32);  // of the triangle, in tiles
   const LowerSystem& system = s.first;
   const bool by_rows = rows_contiguous(system);
-  const bool upper = by_rows == (system.a_start != 0);
-  const int64_t x_start = system.x_start + (by_rows ? 0 : (n - 1) * system.x_row);
-  const int64_t x_row = by_rows ? system.x_row : -system.x_row;
-  const bool columns_fastest = system.x_col == 1;
-  const bool one_reader = column_groups == 1 && s.a.contiguous();  // of each matrix
+  const bool upper = !kUsual && upper_stored(system);
+  const int64_t start = system.x_start + (by_rows ? 0 : (n - 1) * system.x_row);
+  const int64_t x_start = kUsual ? 0 : start;
+  const int64_t x_row = kUsual ? 1 : by_rows ? system.x_row : -system.x_row;
+  const bool columns_fastest = kUsual || system.x_col == 1;
+  const bool plain = kUsual || s.a.contiguous();
+  const bool one_reader = kUsual || (column_groups == 1 && plain);  // of each matrix
 
   for (int64_t item = blockIdx.x; item < s.batch * column_groups; item += gridDim.x) {
-    const int64_t entry = item / column_groups;
-    const int64_t column = (item - entry * column_groups) * kColumns;
-    const int columns = static_cast<int>(min(int64_t{kColumns}, s.nrhs - column));
+    const int64_t entry = kUsual ? item : item / column_groups;
+    const int64_t column = kUsual ? 0 : (item - entry * column_groups) * kColumns;
+    const int columns = kUsual ? 1 : static_cast<int>(min(int64_t{kColumns}, s.nrhs - column));
     StoredTriangle<T, kAligned> triangle;
-    triangle.a = s.a_of(entry);
+    triangle.a = kUsual ? s.a.template as<const T>() + entry * n * n : s.a_of(entry);
     triangle.n = n;
     triangle.upper = upper;
     triangle.shift = past_vector(triangle.a);
     // A vector may be longer than a matrix of one row.
-    triangle.outermost = !s.a.contiguous() || entry == 0 || entry == s.batch - 1 || n == 1;
+    triangle.outermost = !plain || entry == 0 || entry == s.batch - 1 || n == 1;
 
     typename Tile::Sweep sweep;
     sweep.lane = lane;
@@ -277,7 +281,8 @@ __global__ void __launch_bounds__(32)
       commit_copies();
       loading.advance(by_rows);
     }
-    const T* const b = s.b_of(entry) + x_start + column * system.x_col;
+    const T* const b = kUsual ? s.b.template as<const T>() + entry * n
+                              : s.b_of(entry) + x_start + column * system.x_col;
 #pragma unroll 8
     for (int e = lane; e < 32 * side * kColumns; e += 32) {
       const int v = columns_fastest ? e / kColumns : e % (32 * side);
@@ -342,7 +347,8 @@ __global__ void __launch_bounds__(32)
       }
     }
 
-    T* const x = s.x_of(entry) + x_start + column * system.x_col;
+    T* const x =
+        kUsual ? s.x.template as<T>() + entry * n : s.x_of(entry) + x_start + column * system.x_col;
     const bool conjugate = system.conjugate != (sweeps == 2);
     for (int e = lane; e < n * kColumns; e += 32) {
       const int v = columns_fastest ? e / kColumns : e % n;

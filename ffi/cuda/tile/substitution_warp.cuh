@@ -108,9 +108,8 @@ struct WarpSubstitutionShape {
   }
 };
 
-// Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch. All lanes work on
-// one matrix at a time: with a few lanes on each of several the same copies took a tenth longer.
-// kInside: copies nothing outside the matrices.
+// Starts the copies of a warp's triangles, that of a[m] to folded + m * pitch, all lanes on one
+// matrix at a time. kInside: copies nothing outside the matrices.
 template <bool kAligned, bool kSkips, bool kInside, int kMatrices, class T>
 __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* const (&a)[kMatrices],
                                                const FoldedTriangle<T>& shape, bool upper,
@@ -155,9 +154,7 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
 // valid; the functions return whether it always was. If not, the solve is done again, unquick.
 //
 // The steps are one dependent chain (quotient, shuffle, product: some 50 cycles), so nothing else
-// may be in it: the steps of a group have no branch, and load what they need of L at its start. A
-// shorter chain, in which all lanes solve the small triangle of a group, was slower by a third: it
-// takes four times the shuffles.
+// may be in it: the steps of a group have no branch, and load what they need of L at its start.
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 struct WarpSweep {
   static constexpr int kGroup = sizeof(T) <= 8 ? 4 : 2;
@@ -316,8 +313,7 @@ struct LaneColumns {
     const int64_t start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row);
     const auto addresses =
         reinterpret_cast<uintptr_t>(s.b.data) | reinterpret_cast<uintptr_t>(s.x.data);
-    return {start + lane * step, kLanes * step, system.x_col,
-            (s.n - lane + kLanes - 1) / kLanes,
+    return {start + lane * step, kLanes * step, system.x_col, (s.n - lane + kLanes - 1) / kLanes,
             kColumns % kVector<T> == 0 && system.x_col == 1 && s.nrhs % kColumns == 0 &&
                 addresses % 16 == 0};
   }
@@ -394,7 +390,7 @@ __global__ void __launch_bounds__(
   const T* const folded = triangles + matrix * pitch;
   const LowerSystem& system = s.first;
   const bool by_rows = rows_contiguous(system);
-  const bool upper = by_rows == (system.a_start != 0);
+  const bool upper = upper_stored(system);
   const auto columns = LaneColumns<kLanes, kRows, kColumns>::of(s, by_rows, lane);
 
   const int64_t step = int64_t{gridDim.x} * Shape::kWarps * kMatrices;

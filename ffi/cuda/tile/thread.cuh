@@ -5,6 +5,7 @@
 #include "ffi/cuda/tile/math.cuh"
 #include "ffi/cuda/tile/staging.cuh"
 #include "ffi/cuda/tile/storage.cuh"
+#include "ffi/cuda/tile/view.cuh"
 
 namespace jax_batched::cuda {
 
@@ -19,23 +20,6 @@ __device__ __forceinline__ void for_each_entry(F&& f) {
   for (int i = 0; i < kN; ++i) {
 #pragma unroll
     for (int j = 0; j <= i; ++j) f(i, j);
-  }
-}
-
-// Loads what a factorization reads of the row-major matrix a. An upper factor is the lower one of
-// conj(A), transposed (see fragment.cuh).
-template <class T, int kN>
-__device__ __forceinline__ void load_triangle(Triangle<T, kN>& l, const T* a, bool upper,
-                                              bool symmetrize) {
-  if (symmetrize) {
-    for_each_entry<kN>([&](int i, int j) {
-      const T below = a[i * kN + j], above = a[j * kN + i];
-      l[i][j] = upper ? hermitian_mean(above, below) : hermitian_mean(below, above);
-    });
-  } else if (upper) {
-    for_each_entry<kN>([&](int i, int j) { l[i][j] = a[j * kN + i]; });
-  } else {
-    for_each_entry<kN>([&](int i, int j) { l[i][j] = a[i * kN + j]; });
   }
 }
 
@@ -79,10 +63,9 @@ struct MatrixStage {
         [=](int e) { dst[e] = stage[position(e)]; });
   }
 
-  // What a factorization reads of this lane's record.
-  static __device__ __forceinline__ void take(Triangle<T, kN>& l, const S* own, bool upper,
-                                              bool symmetrize) {
-    if (symmetrize) {
+  // The triangle `part` of this lane's record.
+  static __device__ __forceinline__ void take(Triangle<T, kN>& l, const S* own, Part part) {
+    if (part.mean) {
       // Row by row: an entry above the diagonal waits where its mirror image will meet it.
       for_each_read(
           own, [](int i, int j) { return true; },
@@ -91,10 +74,10 @@ struct MatrixStage {
               l[j][i] = a;
             } else {
               const T above = j < i ? l[i][j] : a;
-              l[i][j] = upper ? hermitian_mean(above, a) : hermitian_mean(a, above);
+              l[i][j] = part.mean_of(a, above);
             }
           });
-    } else if (upper) {
+    } else if (part.upper) {
       for_each_read(
           own, [](int i, int j) { return j >= i; }, [&](int i, int j, T a) { l[j][i] = a; });
     } else {

@@ -10,13 +10,13 @@
 #include <cstdint>
 
 #include "ffi/cuda/tile/async_copy.cuh"
+#include "ffi/cuda/tile/careful.cuh"
 #include "ffi/cuda/tile/panel.cuh"
 #include "ffi/cuda/tile/rows.cuh"
 
 namespace jax_batched::cuda {
 
-// For one right-hand side: with several, the solves from shared memory were slower than what
-// fragments in registers reach (fragment.cuh).
+// For one right-hand side; several are solved from fragments in registers (fragment.cuh).
 template <class T, int kTiles>
 struct TileColumns {
   using Step = Panel<T, kTiles, 4>;
@@ -51,24 +51,24 @@ struct TileColumns {
     }
   }
 
-  // Starts the copy of the lower triangle of the row-major n x n matrix at `a` (upper: of the upper
-  // one, transposed), a row after the other as they lie in memory.
-  static __device__ __forceinline__ void start_copy(T* store, const T* a, int n, bool upper,
-                                                    int g) {
+  // Starts the copy of the triangle `part`, which is no mean, a row after the other as they lie in
+  // memory.
+  static __device__ __forceinline__ void start_copy(T* store, const View<T>& a, Part part, int g) {
     constexpr int kUnits = 8 / kVector<T>;
-    if (!upper && n % kVector<T> == 0) {
+    const int n = a.rows;
+    if (!part.upper && a.ld % kVector<T> == 0) {
 #pragma unroll 1
       for (int i = 0; i < kTiles; ++i) {
         const int units = min(kUnits * (i + 1), n / kVector<T>);
 #pragma unroll 1
         for (int u = g; u < units; u += kLanes) {
           T* to = store + tile(i, u / kUnits);
-          const T* from = a + 8 * i * n + u * kVector<T>;
+          const T* from = a.at(8 * i, u * kVector<T>);
 #pragma unroll
           for (int r = 0; r < 8; ++r) {
             if (i < kTiles - 1 || 8 * i + r < n) {
               copy_async(reinterpret_cast<Vector<T>*>(to + place(r, u % kUnits * kVector<T>)),
-                         reinterpret_cast<const Vector<T>*>(from + r * n));
+                         reinterpret_cast<const Vector<T>*>(from + r * a.ld));
             }
           }
         }
@@ -80,11 +80,11 @@ struct TileColumns {
         for (int j = 0; j <= i; ++j) {
 #pragma unroll
           for (int k = 0; k < 8; ++k) {
-            const int r = upper ? g : k, c = upper ? k : g;
+            const int r = part.upper ? g : k, c = part.upper ? k : g;
             const int row = 8 * i + r, column = 8 * j + c;
             if (row < n && column <= row) {
               copy_async(store + tile(i, j) + place(r, c),
-                         a + (upper ? column * n + row : row * n + column));
+                         part.upper ? a.at(column, row) : a.at(row, column));
             }
           }
         }
@@ -151,9 +151,10 @@ struct TileColumns {
 
   // Factors the matrix again if `mine`, from its fresh copy, whatever its pivots are; returns info.
   // Rare, so compact rather than fast; other matrices of the warp keep what they have.
-  __device__ __forceinline__ int repair(T* store, const T* a, bool mine, int n, bool upper, int g) {
+  __device__ __forceinline__ int repair(T* store, const View<T>& a, Part part, bool mine, int g) {
+    const int n = a.rows;
     __syncwarp();
-    if (mine) start_copy(store, a, n, upper, g);
+    if (mine) start_copy(store, a, part, g);
     commit_copies();
     wait_for_copies<0>();
     __syncwarp();
@@ -175,37 +176,14 @@ struct TileColumns {
         __syncwarp();
       }
     }
-    int info = 0;
-#pragma unroll 1
-    for (int k = 0; k < n; ++k) {
-      const PivotRoot<Real<T>> pivot = pivot_root(real(*at(store, k, k)));
-      if (info == 0 && is_nan(pivot.root)) info = k + 1;
-      __syncwarp();
-      if (mine) {
+    return factor_carefully<T>(
+        mine, n, n, g, kLanes, [=](int i, int j) -> T& { return *at(store, i, j); }, nullptr,
+        [&](int k, const PivotRoot<Real<T>>& pivot) {
 #pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-          if (k == 8 * j + g) inverse[j] = pivot.inverse;
-        }
-#pragma unroll 1
-        for (int i = k + g; i < n; i += kLanes) {
-          T* to = at(store, i, k);
-          *to = i == k ? T(pivot.root) : scale(*to, pivot.inverse);
-        }
-      }
-      __syncwarp();
-      if (mine) {
-#pragma unroll 1
-        for (int i = k + 1 + g; i < n; i += kLanes) {
-          const T l = *at(store, i, k);
-#pragma unroll 1
-          for (int j = k + 1; j <= i; ++j) {
-            *at(store, i, j) = sub_mul_conj(*at(store, i, j), l, *at(store, j, k));
+          for (int j = 0; j < kTiles; ++j) {
+            if (k == 8 * j + g) inverse[j] = pivot.inverse;
           }
-        }
-      }
-      __syncwarp();
-    }
-    return info;
+        });
   }
 
   // y = L^-1 b, in place of b: y_k = b_k / l_kk; b_i -= l_ik y_k.
