@@ -40,19 +40,18 @@ set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
 
-# One object per operation and element type: they compile side by side.
 set(scalar_f32 float)
 set(scalar_f64 double)
 set(scalar_c64 "jax_batched::Complex<float>")
 set(scalar_c128 "jax_batched::Complex<double>")
 set(scalar_f16 "jax_batched::Float16")
 set(scalar_bf16 "jax_batched::BFloat16")
-set(stored_scalars_cholesky f16 bf16)
-set(stored_scalars_solve_pos f16 bf16)
 set(cuda_objects "")
-foreach(operation IN ITEMS cholesky triangular_solve cho_solve solve_pos residual
-                           cholesky_pullback)
-  foreach(scalar IN ITEMS f32 f64 c64 c128 ${stored_scalars_${operation}})
+
+# One object for each element type of an operation: they compile side by side. Called by
+# launchers.cmake of the family's folder, which holds the operation's .cu file.
+function(jax_batched_cuda_launcher operation)
+  foreach(scalar IN LISTS ARGN)
     set(target cuda_${operation}_${scalar})
     add_library(${target} OBJECT ffi/cuda/${operation}.cu)
     target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
@@ -60,6 +59,13 @@ foreach(operation IN ITEMS cholesky triangular_solve cho_solve solve_pos residua
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 -Xptxas=-v>)
     list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
   endforeach()
+  set(cuda_objects ${cuda_objects} PARENT_SCOPE)
+endfunction()
+
+file(GLOB launchers CONFIGURE_DEPENDS ffi/cuda/*/launchers.cmake)
+foreach(file IN LISTS launchers)
+  get_filename_component(family ${file} DIRECTORY)
+  include(${file})
 endforeach()
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC ffi/cuda/handlers.cc ffi/cuda/runtime/tuned.cc
