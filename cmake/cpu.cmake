@@ -11,7 +11,8 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT JAX_BATCHED_SANITIZE)
 endif()
 
 file(GLOB kernel_sources CONFIGURE_DEPENDS ffi/cpu/*.cc)
-list(FILTER kernel_sources EXCLUDE REGEX "/(handlers|kernels_select)\\.cc$")
+list(FILTER kernel_sources EXCLUDE REGEX "/handlers\\.cc$")
+list(APPEND kernel_sources ffi/cpu/engine/kernels.cc)
 file(GLOB reference_sources CONFIGURE_DEPENDS ffi/cpu/reference/*.cc)
 set(kernel_objects "")
 foreach(isa IN LISTS isas)
@@ -32,7 +33,7 @@ list(TRANSFORM policies REPLACE "(.+)" "#include \"\\1\"")
 list(JOIN policies "\n" policies)
 file(CONFIGURE OUTPUT generated/cuda_policies.h CONTENT "${policies}\n" @ONLY)
 
-nanobind_add_module(_cpu STABLE_ABI NB_STATIC ffi/cpu/handlers.cc ffi/cpu/kernels_select.cc
+nanobind_add_module(_cpu STABLE_ABI NB_STATIC ffi/cpu/handlers.cc ffi/cpu/engine/select.cc
                     ffi/cuda/runtime/tuned.cc ${reference_sources} ${kernel_objects})
 jax_batched_target(_cpu)
 target_include_directories(_cpu PRIVATE ${CMAKE_CURRENT_BINARY_DIR})

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/cpu/batch_loop.h"
-#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/engine/batch_loop.h"
+#include "ffi/cpu/engine/kernels.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
-#include "ffi/cpu/fixed_lanes.h"
-#include "ffi/cpu/substitution_blocked.h"
-#include "ffi/cpu/tiers.h"
+#include "ffi/cpu/engine/fixed_lanes.h"
+#include "ffi/cpu/engine/substitution_blocked.h"
+#include "ffi/cpu/engine/tiers.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {

@@ -1,6 +1,6 @@
-#include "ffi/cpu/factor_blocked.h"
-#include "ffi/cpu/fixed_lanes.h"
-#include "ffi/cpu/tiers.h"
+#include "ffi/cpu/engine/factor_blocked.h"
+#include "ffi/cpu/engine/fixed_lanes.h"
+#include "ffi/cpu/engine/tiers.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {
@@ -12,10 +12,12 @@ void cholesky_groups(const CholeskyProblem& p, int64_t begin, int64_t end, void*
   const Part part = p.upper ? Part::kUpper : Part::kLower;
   const int64_t tiles = factor_tiles<T>(p.n);
   for (int64_t m = begin; m < end; m += kLanes<T>) {
-    pack(group_of<T>(p.a.data, BatchMap{}, int64_t{p.n} * p.n, m, end), p.symmetrize ? Part::kAll : part, a);
+    pack(group_of<T>(p.a.data, BatchMap{}, int64_t{p.n} * p.n, m, end),
+         p.symmetrize ? Part::kAll : part, a);
     if (p.symmetrize) symmetrize(a, p.upper);
     const Simd<Real<T>> info = factor_group<T>(
-        l, p.n, BackgroundFetch::beside_group<T>(p.a.data, p.l.data, int64_t{p.n} * p.n, m, end, tiles));
+        l, p.n,
+        BackgroundFetch::beside_group<T>(p.a.data, p.l.data, int64_t{p.n} * p.n, m, end, tiles));
     if (store_info(info, p.info, m, end)) {
       for (int64_t i = 0; i < p.n; ++i) {
         for (int64_t j = 0; j <= i; ++j) spoil_failed(info, &l(i, j));

@@ -1,5 +1,5 @@
 // The cotangent of a Cholesky factor -> that of the matrix, for a group of matrices, one per lane.
-#include "ffi/cpu/factor_lanes.h"
+#include "ffi/cpu/engine/factor_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "ffi/common/call_reader.h"
 #include "ffi/common/operations.h"
-#include "ffi/cpu/batch_loop.h"
-#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/engine/batch_loop.h"
+#include "ffi/cpu/engine/kernels.h"
 #include "ffi/cuda/runtime/export.h"
 
 namespace nb = nanobind;

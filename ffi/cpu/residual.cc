@@ -1,5 +1,5 @@
 // R = B - s A X, a column of X after the other.
-#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/engine/kernels.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {

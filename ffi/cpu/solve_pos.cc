@@ -1,6 +1,6 @@
-#include "ffi/cpu/fixed_lanes.h"
-#include "ffi/cpu/substitution_blocked.h"
-#include "ffi/cpu/tiers.h"
+#include "ffi/cpu/engine/fixed_lanes.h"
+#include "ffi/cpu/engine/substitution_blocked.h"
+#include "ffi/cpu/engine/tiers.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {
@@ -16,7 +16,8 @@ void solve_pos_groups(const SolvePosProblem& p, int64_t begin, int64_t end, void
     pack(group_of<T>(p.b, size, m, end), size * kParts<T>, numbers(y));
     BackgroundFetch background;
     if (p.a.contiguous()) {
-      background = BackgroundFetch::beside_group<T>(p.a.data, nullptr, int64_t{p.n} * p.n, m, end, tiles);
+      background =
+          BackgroundFetch::beside_group<T>(p.a.data, nullptr, int64_t{p.n} * p.n, m, end, tiles);
     }
     const Simd<Real<T>> info = factor_group<T>(triangle_of(a, p.upper), p.n, background);
     solve_group_with_factor(a, !p.upper, y, p.nrhs);

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ffi/cpu/kernels.h"
+#include "ffi/cpu/engine/kernels.h"
 
 namespace jax_batched::cpu::reference {
 

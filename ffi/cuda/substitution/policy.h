@@ -1,6 +1,6 @@
 // Which kernel serves a triangular solve or a solve with a Cholesky factor: data.
 //
-// The kernels (tile/substitution.cuh) give the same bits, so these numbers are about speed alone.
+// The kernels (substitution.cuh) give the same bits, so these numbers are about speed alone.
 #pragma once
 
 #include <iterator>
