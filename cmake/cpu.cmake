@@ -1,4 +1,5 @@
-# The module `_cpu`. kernels.cc is compiled once per instruction set; the choice is made at load time.
+# The module `_cpu`. The fast kernels, a file per operation, are compiled once per instruction set; the
+# choice is made at load time.
 set(isa_baseline_flags "")
 set(isas baseline)
 # Other widths of the same code are left out under sanitizers, where they compile for many minutes.
@@ -9,9 +10,13 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT JAX_BATCHED_SANITIZE)
   set(isa_avx512_flags -march=x86-64-v4 -mprfchw)
 endif()
 
+file(GLOB kernel_sources CONFIGURE_DEPENDS ffi/cpu/*.cc)
+list(FILTER kernel_sources EXCLUDE REGEX "/handlers\\.cc$")
+list(APPEND kernel_sources ffi/cpu/engine/kernels.cc)
+file(GLOB reference_sources CONFIGURE_DEPENDS ffi/cpu/reference/*.cc)
 set(kernel_objects "")
 foreach(isa IN LISTS isas)
-  add_library(kernels_${isa} OBJECT ffi/cpu/kernels.cc)
+  add_library(kernels_${isa} OBJECT ${kernel_sources})
   jax_batched_target(kernels_${isa})
   target_compile_definitions(kernels_${isa} PRIVATE JAX_BATCHED_ISA=${isa})
   # -ffp-contract=off: only the FMAs that the source writes. No errno, no traps: sqrt and selects
@@ -22,9 +27,16 @@ foreach(isa IN LISTS isas)
   list(APPEND cpu_targets kernels_${isa})
 endforeach()
 
-nanobind_add_module(_cpu STABLE_ABI NB_STATIC ffi/cpu/handlers.cc ffi/cpu/kernels_select.cc
-                    ${kernel_objects})
+# The module also tells Python what the kernels of CUDA serve.
+file(GLOB policies RELATIVE ${CMAKE_CURRENT_SOURCE_DIR} CONFIGURE_DEPENDS ffi/cuda/*/policy.h)
+list(TRANSFORM policies REPLACE "(.+)" "#include \"\\1\"")
+list(JOIN policies "\n" policies)
+file(CONFIGURE OUTPUT generated/cuda_policies.h CONTENT "${policies}\n" @ONLY)
+
+nanobind_add_module(_cpu STABLE_ABI NB_STATIC ffi/cpu/handlers.cc ffi/cpu/engine/select.cc
+                    ffi/cuda/runtime/tuned.cc ${reference_sources} ${kernel_objects})
 jax_batched_target(_cpu)
+target_include_directories(_cpu PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
 foreach(isa IN LISTS isas)
   target_compile_definitions(_cpu PRIVATE JAX_BATCHED_HAS_${isa})
 endforeach()

@@ -57,7 +57,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   endif()
 endif()
 
-set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 enable_language(CUDA)
 find_package(CUDAToolkit REQUIRED)
@@ -68,29 +68,36 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   list(APPEND cuda_flags --compress-mode=size)
 endif()
 
-# One object per operation and element type: they compile side by side.
 set(scalar_f32 float)
 set(scalar_f64 double)
 set(scalar_c64 "jax_batched::Complex<float>")
 set(scalar_c128 "jax_batched::Complex<double>")
 set(scalar_f16 "jax_batched::Float16")
 set(scalar_bf16 "jax_batched::BFloat16")
-set(stored_scalars_cholesky f16 bf16)
-set(stored_scalars_solve_pos f16 bf16)
 set(cuda_objects "")
-foreach(operation IN ITEMS cholesky triangular_solve cho_solve solve_pos residual
-                           cholesky_pullback)
-  foreach(scalar IN ITEMS f32 f64 c64 c128 ${stored_scalars_${operation}})
+
+# One object for each element type of an operation: they compile side by side. Called by
+# launchers.cmake of the family's folder, which holds the operation's .cu file.
+function(jax_batched_cuda_launcher operation)
+  foreach(scalar IN LISTS ARGN)
     set(target cuda_${operation}_${scalar})
-    add_library(${target} OBJECT ffi/cuda/${operation}.cu)
+    add_library(${target} OBJECT ${family}/${operation}.cu)
     target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_compile_definitions(${target} PRIVATE "JAX_BATCHED_SCALAR=${scalar_${scalar}}")
     target_compile_options(${target} PRIVATE ${cuda_flags})
     list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
   endforeach()
+  set(cuda_objects ${cuda_objects} PARENT_SCOPE)
+endfunction()
+
+file(GLOB launchers CONFIGURE_DEPENDS ffi/cuda/*/launchers.cmake)
+foreach(file IN LISTS launchers)
+  get_filename_component(family ${file} DIRECTORY)
+  include(${file})
 endforeach()
 
-nanobind_add_module(_cuda STABLE_ABI NB_STATIC ffi/cuda/handlers.cc ${cuda_objects})
+nanobind_add_module(_cuda STABLE_ABI NB_STATIC ffi/cuda/handlers.cc ffi/cuda/runtime/tuned.cc
+                    ${cuda_objects})
 jax_batched_target(_cuda)
 target_link_libraries(_cuda PRIVATE CUDA::cudart_static)
 install(TARGETS _cuda LIBRARY DESTINATION jax_batched)

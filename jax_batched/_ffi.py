@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from jax_batched import _tuned
+
 Platform = Literal["cpu", "cuda"]
 PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda")
 
@@ -25,94 +27,10 @@ _MODULE = {"cpu": "jax_batched._cpu", "cuda": "jax_batched._cuda"}
 # Builds the CUDA module on a machine without a CUDA toolkit, too.
 CUDA_BUILD_COMMAND = "JAX_BATCHED_CUDA=PYPI pip install ."
 
-# Largest n that a kernel serves, per operation; beyond it the operation is plain `lax`. These are
-# properties of the kernels of this version on every GPU, not of the machine at hand, so that a
-# program can be lowered for CUDA where there is no GPU.
-_COMPUTED = ("float32", "float64", "complex64", "complex128")
-_STORED = ("float16", "bfloat16")
-_MAX_N: dict[str, dict[str, int]] = {
-    "cholesky": dict.fromkeys((*_COMPUTED, *_STORED), 512),
-    "triangular_solve": dict.fromkeys(_COMPUTED, 512),
-    "cho_solve": dict.fromkeys(_COMPUTED, 512),
-    "solve_pos": dict.fromkeys((*_COMPUTED, *_STORED), 512),
-    "cholesky_pullback": dict.fromkeys(_COMPUTED, 512),
-    "residual": dict.fromkeys(_COMPUTED, 512),
-}
-
-# Largest n for which CUDA's kernels read and write float16 and bfloat16 themselves, with one
-# right-hand side if any (the rows of kFloat16 of ffi/cuda/tiers.h); elsewhere the operands are cast
-# to float32 and the results back.
-_CUDA_STORED_MAX_N = {"cholesky": 96, "solve_pos": 48}
-
-OPERATIONS = tuple(_MAX_N)
-
-# Up to which n and how many right-hand sides (None: any number) solve_pos is one kernel on CUDA,
-# where factor and solve are not faster: what the rows of ffi/cuda/tiers.h that need no particular
-# GPU cover, for a program may be lowered for another one. (float32 beyond 96, complex64 beyond 64
-# and complex128 beyond 48: more right-hand sides are so many factorizations. float64 beyond 64: the
-# factor is in shared memory, of which 144 rows fill the 99 KB that every GPU since sm_80 has.)
-_CUDA_FUSED: dict[str, tuple[tuple[int, int | None], ...]] = {
-    "float32": ((96, None), (128, 1)),
-    "float64": ((64, None), (144, 16)),
-    "complex64": ((64, None), (96, 1)),
-    "complex128": ((48, None), (64, 1)),
-}
-
-# Largest n for which cholesky_pullback is one kernel rather than a product and two solves: on CUDA
-# what 99 KB of shared memory hold, the least since sm_80; on the CPU where it is faster in batches.
-_MAX_PULLBACK_N = {
-    "cpu": {"float32": 96, "float64": 128, "complex64": 128, "complex128": 128},
-    "cuda": {"float32": 192, "float64": 128, "complex64": 128, "complex128": 80},
-}
-
 
 def target_name(operation: str) -> str:
     """Name of the FFI target of an operation, the same on every platform."""
     return f"jax_batched.{operation}.v1"
-
-
-def max_n(operation: str, dtype: Any) -> int:
-    """Largest matrix size that the operation's kernels serve; 0 where there are none.
-
-    Beyond it the operation is `lax`.
-    """
-    return _MAX_N.get(operation, {}).get(np.dtype(dtype).name, 0)
-
-
-def max_fused_n(platform: Platform, dtype: Any) -> int:
-    """Largest n for which solve_pos is one kernel rather than factor and solve."""
-    if platform == "cpu":
-        return max_n("solve_pos", dtype)
-    return _CUDA_FUSED[np.dtype(dtype).name][-1][0]
-
-
-def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
-    """Whether solve_pos is one kernel for matrices (n, n) and right-hand sides (n, nrhs).
-
-    Any number of right-hand sides, also a symbolic one, has an answer.
-    """
-    if np.dtype(dtype).name in _STORED:
-        return serves_stored(platform, "solve_pos", n, nrhs)
-    if n > max_fused_n(platform, dtype):
-        return False
-    return platform == "cpu" or any(
-        n <= largest and (most is None or (isinstance(nrhs, int) and nrhs <= most))
-        for largest, most in _CUDA_FUSED[np.dtype(dtype).name]
-    )
-
-
-def max_pullback_n(platform: Platform, dtype: Any) -> int:
-    """Largest n for which cholesky_pullback is one kernel."""
-    return _MAX_PULLBACK_N[platform][np.dtype(dtype).name]
-
-
-def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> bool:
-    """Whether an operation's kernel takes float16 and bfloat16 as they are.
-
-    Any number of right-hand sides, also a symbolic one, has an answer.
-    """
-    one = isinstance(nrhs, int) and nrhs == 1
-    return platform == "cuda" and one and n <= _CUDA_STORED_MAX_N.get(operation, 0)
 
 
 def _load(platform: Platform) -> tuple[ModuleType | None, str]:
@@ -136,6 +54,67 @@ def _load(platform: Platform) -> tuple[ModuleType | None, str]:
 _loaded: dict[str, tuple[ModuleType | None, str]] = {
     platform: _load(platform) for platform in PLATFORMS
 }
+_native: Any = _loaded["cpu"][0]  # always there: it raises if not
+
+# What the kernels of this version serve, on every GPU and not on the machine at hand, so that a
+# program can be lowered for CUDA where there is no GPU. Per operation: the largest n beyond which
+# it is plain `lax`, and its dtypes.
+_STORED = ("float16", "bfloat16")
+_MAX_N: dict[str, dict[str, int]] = {
+    operation: dict.fromkeys(dtypes, largest) for operation, largest, dtypes in _native.operations()
+}
+OPERATIONS = tuple(_MAX_N)
+
+# Per platform, operation and dtype: up to which n and how many right-hand sides (None: any number)
+# it is one kernel.
+_LIMITS: dict[tuple[str, str, str], list[tuple[int, int | None]]] = {}
+for _platform, _operation, _dtype, _largest, _most in _native.limits():
+    _LIMITS.setdefault((_platform, _operation, _dtype), []).append((_largest, _most))
+
+
+def max_n(operation: str, dtype: Any) -> int:
+    """Largest matrix size that the operation's kernels serve; 0 where there are none.
+
+    Beyond it the operation is `lax`.
+    """
+    return _MAX_N.get(operation, {}).get(np.dtype(dtype).name, 0)
+
+
+def _is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
+    """Any number of right-hand sides, also a symbolic one, has an answer."""
+    return any(
+        n <= largest and (most is None or (isinstance(nrhs, int) and nrhs <= most))
+        for largest, most in _LIMITS.get((platform, operation, np.dtype(dtype).name), ())
+    )
+
+
+def max_fused_n(platform: Platform, dtype: Any) -> int:
+    """Largest n for which solve_pos is one kernel rather than factor and solve."""
+    limits = _LIMITS.get((platform, "solve_pos", np.dtype(dtype).name), ())
+    return max((largest for largest, _ in limits), default=0)
+
+
+def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
+    """Whether solve_pos is one kernel for matrices (n, n) and right-hand sides (n, nrhs).
+
+    Any number of right-hand sides, also a symbolic one, has an answer.
+    """
+    return n <= max_fused_n(platform, dtype) and _is_one_kernel(
+        platform, "solve_pos", dtype, n, nrhs
+    )
+
+
+def max_pullback_n(platform: Platform, dtype: Any) -> int:
+    """Largest n for which cholesky_pullback is one kernel."""
+    return _LIMITS[platform, "cholesky_pullback", np.dtype(dtype).name][-1][0]
+
+
+def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> bool:
+    """Whether an operation's kernel takes float16 and bfloat16 as they are.
+
+    Any number of right-hand sides, also a symbolic one, has an answer.
+    """
+    return _is_one_kernel(platform, operation, _STORED[0], n, nrhs)
 
 
 def native_module(platform: Platform) -> ModuleType | None:
@@ -216,9 +195,41 @@ class Tier(NamedTuple):
 
 @functools.cache
 def cuda_tiers() -> tuple[Tier, ...]:
-    """The compiled CUDA kernels; none without the CUDA module."""
-    module = native_module("cuda")
-    return () if module is None else tuple(Tier(*row) for row in module.tiers())
+    """The CUDA kernels among which there is a choice, whether or not the module was built."""
+    return tuple(Tier(*row) for row in _native.cuda_tiers())
+
+
+def chosen_cuda_kernel(
+    operation: str, dtype: str, n: int, nrhs: int, fast: bool, capability: int
+) -> str:
+    """Name of the kernel that serves a call on a GPU of this compute capability."""
+    return str(_native.cuda_chosen_kernel(operation, dtype, n, nrhs, fast, capability))
+
+
+def _served_from(kind: _tuned.Kind, n: int, kernel: str) -> int:
+    return max(
+        (
+            tier.max_n
+            for tier in cuda_tiers()
+            if (tier.operation, tier.dtype, tier.kernel) == (kind.operation, kind.dtype, kernel)
+            and tier.min_n <= n <= tier.max_n
+            and tier.capability <= kind.capability
+            and (kind.fast or not tier.fast)
+        ),
+        default=0,
+    )
+
+
+def set_tuned(table: _tuned.Table) -> None:
+    """What was measured decides from now on; calls that are under way keep their kernels."""
+    rows = list(_tuned.rows(table))
+    for platform in PLATFORMS:
+        module = native_module(platform)
+        if module is not None:
+            module.set_tuned(rows)
+
+
+set_tuned(_tuned.load(_served_from))
 
 
 _forced_kernel = ""

@@ -1,16 +1,15 @@
 """``python -m jax_batched.tune``: measures the compiled CUDA kernels on this machine's GPU.
 
 For each operation, dtype, size and number of right-hand sides that more than one kernel can serve,
-all of them are checked and then timed beside one another. What is fastest goes into the table that
-the next build uses, ``ffi/cuda/tuned_tiers.h``. The candidates are the rows of the tables in
-``ffi/cuda``.
+all of them are checked and then timed beside one another. With ``--write``, what is fastest goes
+into a file that the library reads at import: without a name the user's own, see
+``jax_batched/_tuned.py``.
 """
 
 import argparse
 import contextlib
 import importlib.util
 import itertools
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -24,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_batched as jb
-from jax_batched import _ffi
+from jax_batched import _ffi, _tuned
+from jax_batched._tuned import Block, Kind, Table, ranges, read_table, write_table
 
 Array = np.ndarray[Any, Any]
 
@@ -44,114 +44,8 @@ ROUND_S = 0.01
 HOPELESS = 3  # times the time of the fastest: not worth rounds
 NOISE = 1.02  # a kernel replaces another if it is faster than this many times
 
-TABLE = Path("ffi/cuda/tuned_tiers.h")
-
 
 # The table.
-
-
-class Kind(NamedTuple):
-    """The calls that are measured together: a block of the table."""
-
-    capability: int
-    operation: str
-    fast: bool
-    dtype: str
-
-    def __str__(self) -> str:
-        fast = ' accuracy="fast"' if self.fast else ""
-        return f"sm_{self.capability} {self.operation} {self.dtype}{fast}"
-
-
-class Block(NamedTuple):
-    """The kernels that serve one kind of call.
-
-    Attributes:
-      note: what it was measured on.
-      kernels: for each largest number of right-hand sides (None: any), the kernel of each n.
-    """
-
-    note: str
-    kernels: Mapping[int | None, Mapping[int, str]]
-
-
-Table = dict[Kind, Block]
-
-_HEAD = """\
-// Written by `python -m jax_batched.tune --write`; do not edit. tuning.h says what it means.
-#pragma once
-
-#include "ffi/cuda/tuning.h"
-
-namespace jax_batched::cuda {
-
-"""
-_FOOT = """
-}  // namespace jax_batched::cuda
-"""
-_NOTE = re.compile(r"^ *// sm_\d+ .*?: (?P<note>.*)$")
-_ROW = re.compile(
-    r'^ *\{(?P<capability>\d+), "(?P<operation>\w+)", (?P<fast>true|false), '
-    r"DType::k(?P<dtype>\w+), (?P<nrhs>\w+), (?P<min_n>\d+), (?P<max_n>\d+), "
-    r'"(?P<kernel>[\w.]+)"\},$'
-)
-
-
-def read_table(text: str) -> Table:
-    """The table in the text of tuned_tiers.h."""
-    table: Table = {}
-    note = ""
-    for line in text.splitlines():
-        if found := _NOTE.match(line):
-            note = found["note"]
-        elif found := _ROW.match(line):
-            kind = Kind(
-                int(found["capability"]),
-                found["operation"],
-                found["fast"] == "true",
-                found["dtype"].lower(),
-            )
-            nrhs = None if found["nrhs"] == "kAny" else int(found["nrhs"])
-            kernels: Any = table.setdefault(kind, Block(note, {})).kernels
-            sizes = range(int(found["min_n"]), int(found["max_n"]) + 1)
-            kernels.setdefault(nrhs, {}).update(dict.fromkeys(sizes, found["kernel"]))
-        elif line.lstrip().startswith("{"):
-            raise ValueError(f"{TABLE}: cannot read {line!r}")
-    return table
-
-
-def ranges(kernels: Mapping[int, str]) -> Iterator[tuple[int, int, str]]:
-    """(smallest n, largest n, kernel) of each run of neighbouring sizes with one kernel."""
-    run: tuple[int, int, str] | None = None
-    for n, kernel in sorted(kernels.items()):
-        if run is not None and (n, kernel) == (run[1] + 1, run[2]):
-            run = (run[0], n, kernel)
-            continue
-        if run is not None:
-            yield run
-        run = (n, n, kernel)
-    if run is not None:
-        yield run
-
-
-def write_table(table: Table) -> str:
-    """The text of tuned_tiers.h."""
-    lines = []
-    rows = 0
-    for kind, block in sorted(table.items()):
-        lines.append(f"    // {kind}: {block.note}")
-        dtype = kind.dtype.capitalize()
-        for nrhs in sorted(block.kernels, key=lambda k: (k is None, k)):
-            limit = "kAny" if nrhs is None else nrhs
-            for low, high, kernel in ranges(block.kernels[nrhs]):
-                rows += 1
-                lines.append(
-                    f'    {{{kind.capability}, "{kind.operation}", {str(kind.fast).lower()}, '
-                    f'DType::k{dtype}, {limit}, {low}, {high}, "{kernel}"}},'
-                )
-    name = f"inline constexpr std::array<TunedTier, {rows}> kTunedTiers ="
-    body = "\n".join(["{{", *lines, "}};"]) if lines else "{};"
-    return f"{_HEAD}{name} {body}\n{_FOOT}"
 
 
 def merge(table: Table, kind: Kind, block: Block) -> None:
@@ -160,6 +54,15 @@ def merge(table: Table, kind: Kind, block: Block) -> None:
     limits = {**before, **block.kernels}
     kernels = {limit: {**before.get(limit, {}), **block.kernels.get(limit, {})} for limit in limits}
     table[kind] = Block(block.note, kernels)
+
+
+def write(file: Path, found: Table) -> None:
+    """Puts new measurements into a file, which need not be there."""
+    table = read_table(file.read_text(), str(file)) if file.exists() else {}
+    for kind, block in found.items():
+        merge(table, kind, block)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(write_table(table))
 
 
 # The choice.
@@ -459,18 +362,14 @@ def tune(
 ) -> tuple[Block, list[str], list[str]]:
     """Measures one kind of call: its block of the table, what changed, and what went wrong."""
     tiers = _ffi.cuda_tiers()
-    module = _ffi.native_module("cuda")
-    assert module is not None
     kernels: dict[int | None, dict[int, str]] = {}
     changed: list[str] = []
     faults: list[str] = []
     for nrhs, limit in classes.items():
 
         def in_use(n: int, nrhs: int = nrhs) -> str:
-            return str(
-                module.chosen_kernel(
-                    kind.operation, kind.dtype, n, nrhs, kind.fast, kind.capability
-                )
+            return _ffi.chosen_cuda_kernel(
+                kind.operation, kind.dtype, n, nrhs, kind.fast, kind.capability
             )
 
         winners: dict[int, str] = {}
@@ -533,16 +432,19 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         nargs="?",
         const=Path(),
-        metavar="TREE",
-        help=f"write {TABLE} of the source tree TREE (default: the current folder)",
+        metavar="FILE",
+        help="write what is fastest into FILE, beside what it holds of other calls (default: the "
+        f"user's file, {_tuned.user_file()}, which the library reads at import)",
     )
     options = parser.parse_args(arguments)
     if options.n is not None:
         options.n = sorted({n for part in options.n for n in part})
         if not options.n or options.n[0] < 1:
             parser.error("--n must be at least 1")
-    if options.write is not None and not (options.write / TABLE).exists():
-        parser.error(f"--write: {options.write / TABLE} does not exist; name the source tree")
+    if options.write == Path():
+        options.write = _tuned.user_file()
+        if options.write is None:
+            parser.error(f"--write: {_tuned.VARIABLE} is empty; name a file")
     return options
 
 
@@ -591,12 +493,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for fault in faults:
         print(fault, file=sys.stderr)
     if options.write is not None:
-        file = options.write / TABLE
-        table = read_table(file.read_text())
-        for kind, block in found.items():
-            merge(table, kind, block)
-        file.write_text(write_table(table))
-        print(f"wrote {file}; the next build uses it")
+        write(options.write, found)
+        print(f"wrote {options.write}")
     return 1 if faults else 0
 
 

@@ -1,5 +1,6 @@
 // The parallel loop over a batch on a pool of threads, to run under the thread sanitizer:
-//   g++ -std=c++17 -g -O1 -fsanitize=thread -pthread -I. -I$JAXLIB/include tests/batch_loop_race.cc
+//   g++ -std=c++20 -g -O1 -fsanitize=thread -pthread -I. -I$JAXLIB/include
+//       tests/batch_loop_race.cc ffi/cpu/reference/cholesky.cc
 // Checks that every matrix is computed once, in scratch of its own, before the future is ready.
 #include <condition_variable>
 #include <cstdio>
@@ -11,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "ffi/cpu/batch_loop.h"
-#include "ffi/cpu/reference.h"
+#include "ffi/cpu/engine/batch_loop.h"
+#include "ffi/cpu/engine/kernels.h"
 
 namespace {
 
@@ -84,16 +85,17 @@ int64_t wrong_factors(Pool& pool, int64_t batch, int64_t n, int64_t work_per_mat
   p.dtype = DType::kFloat64;
   p.batch = batch;
   p.n = n;
-  p.a = a.data();
-  p.l = l.data();
+  p.a.data = a.data();
+  p.l.data = l.data();
   p.info = info.data();
+  const auto kernel = cpu::reference::kernel<CholeskyProblem>();
   const size_t bytes = n * n * sizeof(double);
   std::promise<void> ready;
   cpu::for_each_matrix(PoolHandle{&pool}, batch, work_per_matrix, lanes, bytes,
                        [=](int64_t begin, int64_t end, void* scratch) {
                          for (int64_t m = begin; m < end; ++m) {
                            std::memset(scratch, static_cast<int>(m & 127), bytes);
-                           cpu::reference::cholesky<double>(p, m);
+                           kernel.run(p, m, m + 1, nullptr);
                          }
                        })
       .OnReady([&](const std::optional<xla::ffi::Error>&) { ready.set_value(); });

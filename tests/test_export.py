@@ -19,7 +19,6 @@ from jax_batched import _ffi
 
 HERE = "cuda" if jax.default_backend() == "gpu" else "cpu"
 PLATFORMS = (("cpu",), ("cuda",), ("cpu", "cuda"))
-ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).parent / "exported"
 # JAX takes a symbolic size for at least 1: a batch that may be empty is b - 1.
 BATCH = "b - 1"
@@ -194,12 +193,9 @@ def test_the_disabled_checks_are_needed_and_enough(op):
 
 
 def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do():
-    text = (ROOT / "ffi/cuda/tiers.h").read_text()
-    for operation, table in (("cholesky", "kCholeskyTiers"), ("solve_pos", "kSolvePosTiers")):
-        rows = re.findall(
-            r"DType::kFloat16, (\d+), (\d+)", text.split(f"{table}[] = {{")[1].split("};")[0]
-        )
-        served = {n for low, high in rows for n in range(int(low), int(high) + 1)}
+    for operation in ("cholesky", "solve_pos"):
+        rows = [t for t in _ffi.cuda_tiers() if (t.operation, t.dtype) == (operation, "float16")]
+        served = {n for row in rows for n in range(row.min_n, row.max_n + 1)}
         assert served == {n for n in range(1, 600) if _ffi.serves_stored("cuda", operation, n)}
     assert not _ffi.serves_stored("cpu", "cholesky", 8)
     solve, factor = ops.BY_NAME["solve_pos-lower"], ops.BY_NAME["cholesky-lower-mean"]
@@ -215,11 +211,8 @@ def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do():
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
     """What a machine without the CUDA module knows of them is what their table says."""
-    name = dtype[0].upper() + dtype[1:]
-    text = (ROOT / "ffi/cuda/tiers.h").read_text()
-    table = text.split("kSolvePosTiers[] = {")[1]
-    rows = re.findall(rf"DType::k{name}, (\d+), (\d+)", table.split("};")[0])
-    largest = max(int(row[1]) for row in rows)
+    rows = [t for t in _ffi.cuda_tiers() if (t.operation, t.dtype) == ("solve_pos", dtype)]
+    largest = max(row.max_n for row in rows)
     assert _ffi.max_fused_n("cuda", dtype) == largest
     op = ops.BY_NAME["solve_pos-lower"]
     composed = {"cholesky", "cho_solve"}

@@ -1,17 +1,20 @@
 """The tuner: its table, its choice, and how the library looks a kernel up."""
 
 import itertools
+import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from jax_batched import _ffi, tune
+from jax_batched import _ffi, _tuned, tune
 from jax_batched._ffi import Tier
-from jax_batched.tune import Block, Kind
+from jax_batched._tuned import Block, Kind
 
 TREE = Path(__file__).parents[1]
 
@@ -35,25 +38,126 @@ TIERS = [
 
 
 def test_a_table_survives_writing_and_reading():
-    assert tune.read_table(tune.write_table(TABLE)) == TABLE
-    assert tune.read_table(tune.write_table({})) == {}
+    assert _tuned.read_table(_tuned.write_table(TABLE), "a file") == TABLE
+    assert _tuned.read_table(_tuned.write_table({}), "a file") == {}
 
 
-def test_the_rows_of_a_written_table():
-    rows = [line.strip() for line in tune.write_table(TABLE).splitlines() if "DType" in line]
-    assert rows == [
-        '{80, "cho_solve", false, DType::kComplex128, 1, 1, 2, "thread"},',
-        '{80, "cho_solve", false, DType::kComplex128, 1, 3, 3, "warp"},',
-        '{80, "cho_solve", false, DType::kComplex128, kAny, 3, 3, "columns"},',
-        '{90, "cholesky", false, DType::kFloat32, kAny, 1, 8, "warp"},',
-        '{90, "cholesky", false, DType::kFloat32, kAny, 9, 16, "block"},',
-        '{90, "cholesky", true, DType::kFloat32, kAny, 16, 16, "warp.wide"},',
+def test_the_rows_of_a_table():
+    assert list(_tuned.rows(TABLE)) == [
+        (80, "cho_solve", False, "complex128", 1, 1, 2, "thread"),
+        (80, "cho_solve", False, "complex128", 1, 3, 3, "warp"),
+        (80, "cho_solve", False, "complex128", None, 3, 3, "columns"),
+        (90, "cholesky", False, "float32", None, 1, 8, "warp"),
+        (90, "cholesky", False, "float32", None, 9, 16, "block"),
+        (90, "cholesky", True, "float32", None, 16, 16, "warp.wide"),
     ]
 
 
-def test_a_row_that_cannot_be_read_is_an_error():
-    with pytest.raises(ValueError, match="cannot read"):
-        tune.read_table('    {90, "cholesky", maybe, DType::kFloat32, kAny, 1, 8, "warp"},')
+ROW = {"max_nrhs": None, "min_n": 1, "max_n": 8, "kernel": "warp"}
+ENTRY = {
+    "capability": 90,
+    "operation": "cholesky",
+    "accuracy": "ieee",
+    "dtype": "float32",
+    "measured": "a card",
+    "rows": [ROW],
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    (
+        ("{", "no 'tables'"),
+        ({}, "no 'tables'"),
+        ({"tables": [3]}, "table 0"),
+        ({"tables": [ENTRY | {"accuracy": "maybe"}]}, "table 0: accuracy is 'maybe'"),
+        ({"tables": [{"accuracy": "fast"}]}, "table 0: 'capability' is missing"),
+        ({"tables": [ENTRY, ENTRY]}, r"table 1 \(sm_90 cholesky float32\): there is another"),
+        ({"tables": [ENTRY | {"rows": [ROW, {}]}]}, r"float32\), row 1: 'max_nrhs' is missing"),
+        ({"tables": [ENTRY | {"rows": [ROW | {"max_n": 0}]}]}, "row 0: sizes that are no range"),
+        ({"tables": [ENTRY | {"rows": [ROW | {"kernel": 3}]}]}, "row 0: 'kernel'"),
+    ),
+)
+def test_what_cannot_be_read_is_named(content, message):
+    text = content if isinstance(content, str) else json.dumps(content)
+    with pytest.raises(ValueError, match=f"my.json: {message}"):
+        _tuned.read_table(text, "my.json")
+
+
+def chosen(operation="cholesky", dtype="float32", n=8, nrhs=1, fast=False, capability=90):
+    return _ffi.chosen_cuda_kernel(operation, dtype, n, nrhs, fast, capability)
+
+
+def imported(program, **environment):
+    """What a fresh interpreter prints or, with exit status 1, the last line of its error."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip() if done.returncode == 0 else done.stderr.splitlines()[-1]
+
+
+def test_a_users_file_comes_before_the_packages(tmp_path):
+    """Also for triangular solves, which the package has no rows of."""
+    program = (
+        "from jax_batched._ffi import chosen_cuda_kernel as f\n"
+        "print(f('cholesky', 'float32', 16, 1, False, 90), f('cholesky', 'float32', 17, 1, False,"
+        " 90), f('triangular_solve', 'float64', 8, 1, False, 90))"
+    )
+    own = ENTRY | {"rows": [ROW | {"min_n": 16, "max_n": 16, "kernel": "warp"}]}
+    solve = {"operation": "triangular_solve", "dtype": "float64"}
+    solve |= {"rows": [ROW | {"max_nrhs": 1, "kernel": "columns"}]}
+    file = tmp_path / "jax_batched" / "tuned.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"tables": [own, ENTRY | solve]}))
+    packages = imported(program, JAX_BATCHED_TUNED="")
+    assert packages == "thread warp warp"
+    assert imported(program, JAX_BATCHED_TUNED=str(file)) == "warp warp columns"
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert imported(
+        f"import os; os.environ.pop('JAX_BATCHED_TUNED', 0)\n{program}", **environment
+    ) == ("warp warp columns")
+    assert imported(program, JAX_BATCHED_TUNED="", **environment) == packages
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    (
+        (None, "JAX_BATCHED_TUNED={file}: No such file or directory"),
+        ({"tables": [{}]}, "{file}: table 0: 'accuracy' is missing or of another type"),
+        (
+            {"tables": [ENTRY | {"rows": [ROW | {"kernel": "wrap"}]}]},
+            "{file}: sm_90 cholesky float32: no kernel 'wrap' serves n = 1",
+        ),
+        (
+            {"tables": [ENTRY | {"rows": [ROW | {"max_n": 24, "kernel": "thread"}]}]},
+            "{file}: sm_90 cholesky float32: no kernel 'thread' serves n = 17",
+        ),
+    ),
+)
+def test_a_users_file_that_is_wrong_fails_the_import(tmp_path, content, message):
+    file = tmp_path / "my.json"
+    if content is not None:
+        file.write_text(json.dumps(content))
+    error = imported("import jax_batched", JAX_BATCHED_TUNED=str(file))
+    assert error == "ValueError: " + message.format(file=file)
+
+
+def test_what_is_set_decides():
+    before = chosen()
+    table = {CHOLESKY: Block("a card", {None: {8: "block"}})}
+    assert before != "block"
+    try:
+        _ffi.set_tuned(table)
+        assert chosen() == "block"
+        assert chosen(capability=120) == "block"  # the nearest lower one
+        assert chosen(capability=80) == chosen(n=7) == before
+    finally:
+        _ffi.set_tuned(_tuned.load(_ffi._served_from))
+    assert chosen() == before
 
 
 def test_new_measurements_replace_only_their_own_sizes():
@@ -70,9 +174,16 @@ def test_new_measurements_replace_only_their_own_sizes():
     assert table[CHOLESKY] == TABLE[CHOLESKY]
 
 
-def test_the_committed_table_is_as_the_tuner_writes_it():
-    text = (TREE / tune.TABLE).read_text()
-    assert tune.write_table(tune.read_table(text)) == text
+def test_new_measurements_are_written_beside_others(tmp_path):
+    file = tmp_path / "new folder" / "tuned.json"
+    tune.write(file, {SOLVE: TABLE[SOLVE]})
+    tune.write(file, {CHOLESKY: TABLE[CHOLESKY], FAST: TABLE[FAST]})
+    assert _tuned.read_table(file.read_text(), "a file") == TABLE
+
+
+def test_the_packages_table_is_as_the_tuner_writes_it():
+    text = _tuned.PACKAGE_FILE.read_text()
+    assert _tuned.write_table(_tuned.read_table(text, "")) == text
 
 
 def test_noise_does_not_change_the_choice():
@@ -166,29 +277,21 @@ def test_without_a_gpu_the_reason_is_told():
         tune.main([])
 
 
-def test_write_needs_a_source_tree(tmp_path, capsys):
+def test_write_needs_a_name_if_there_is_no_users_file(monkeypatch, capsys):
+    monkeypatch.setenv(_tuned.VARIABLE, "")
     with pytest.raises(SystemExit):
-        tune.main(["--write", str(tmp_path)])
-    assert "name the source tree" in capsys.readouterr().err
+        tune.main(["--write"])
+    assert "name a file" in capsys.readouterr().err
 
 
-def needs_cuda_module():
-    if not _ffi.cuda_tiers():
-        pytest.skip("built without CUDA")
-
-
-def test_the_committed_table_names_compiled_kernels():
-    needs_cuda_module()
-    for kind, block in tune.read_table((TREE / tune.TABLE).read_text()).items():
-        for kernels in block.kernels.values():
-            for n, kernel in kernels.items():
-                assert kernel in tune.candidates(kind, n, _ffi.cuda_tiers()), (kind, n)
+def test_the_packages_table_names_compiled_kernels():
+    _tuned.check(
+        _tuned.read_table(_tuned.PACKAGE_FILE.read_text(), ""), "the package's", _ffi._served_from
+    )
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
 def test_every_gpu_has_a_kernel_for_every_call(capability):
-    needs_cuda_module()
-    chosen = _ffi.native_module("cuda").chosen_kernel
     for operation in tune.RECIPES:
         for dtype in tune.DTYPES:
             largest = _ffi.max_n(operation, dtype)
@@ -199,30 +302,33 @@ def test_every_gpu_has_a_kernel_for_every_call(capability):
                 for n in (1, 2, 8, 9, 31, 32, 33, 64, 65, largest):
                     for nrhs in (1, 2, 33):
                         if n <= largest:
-                            kernel = chosen(operation, dtype, n, nrhs, fast, capability)
+                            kernel = _ffi.chosen_cuda_kernel(
+                                operation, dtype, n, nrhs, fast, capability
+                            )
                             assert kernel in tune.candidates(kind, n, _ffi.cuda_tiers())
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
 def test_every_gpu_has_a_kernel_for_16_bit_elements(capability):
-    needs_cuda_module()
-    chosen = _ffi.native_module("cuda").chosen_kernel
     for operation in ("cholesky", "solve_pos"):
         kind = Kind(capability, operation, False, "float16")
         for n in range(1, 200):
             if _ffi.serves_stored("cuda", operation, n):
                 served = tune.candidates(kind, n, _ffi.cuda_tiers())
                 for dtype in ("float16", "bfloat16"):
-                    assert chosen(operation, dtype, n, 1, False, capability) in served
+                    assert (
+                        _ffi.chosen_cuda_kernel(operation, dtype, n, 1, False, capability) in served
+                    )
 
 
 LOOK_UP = """
-#include "ffi/cuda/tuning.h"
-#include "ffi/cuda/tiers.h"
+#include <array>
+
+#include "ffi/cuda/runtime/table.h"
 using namespace jax_batched;
 using namespace jax_batched::cuda;
 
-constexpr std::array<TunedTier, 5> kTuned = {{
+constexpr std::array<TunedRow, 5> kTuned = {{
     {80, "cholesky", false, DType::kFloat32, kAny, 1, 32, "warp"},
     {90, "cholesky", false, DType::kFloat32, kAny, 1, 8, "thread"},
     {90, "cholesky", true, DType::kFloat32, kAny, 1, 4, "fast"},
@@ -244,15 +350,23 @@ static_assert(tuned("cho_solve", 8, 1, false, 90) == "warp");
 static_assert(tuned("cho_solve", 8, 2, false, 90) == "block");
 static_assert(tuned("cholesky", 8, 1, true, 90) == "");
 
-constexpr Tier kTable[] = {
-    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, 0, false, "wide", 90},
-    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0, 0, false, "tensor", 80, true},
-    {DType::kFloat32, 1, 32, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 1, 64, "block", 1, false, 1, 0},
+struct Warp {
+  static constexpr std::string_view kName = "warp";
 };
+struct Block {
+  static constexpr std::string_view kName = "block";
+};
+using AnyRow = Row<std::variant<Warp, Block>>;
+constexpr AnyRow kTable[] = {
+    {DType::kFloat32, 1, 64, Warp{}, {.variant = "wide", .capability = 90}},
+    {DType::kFloat32, 1, 64, Warp{}, {.variant = "tensor", .capability = 80, .fast = true}},
+    {DType::kFloat32, 1, 32, Warp{}},
+    {DType::kFloat32, 1, 64, Block{}},
+};
+constexpr std::array<TunedRow, 0> kNothing = {};
 constexpr int64_t row(int64_t n, bool fast, int capability, std::string_view name = {}) {
-  return find_tier(kTable, Call{"no such operation", DType::kFloat32, n, 1, fast, capability},
-                   name);
+  const Call call{"an operation", DType::kFloat32, n, 1, fast, capability};
+  return find_row(kTable, kNothing, call, name);
 }
 static_assert(names_are_distinct(kTable));
 static_assert(row(8, false, 90) == 0);
@@ -261,22 +375,23 @@ static_assert(row(8, true, 80) == 1);
 static_assert(row(40, false, 75) == 3);
 static_assert(row(8, false, 90, "warp") == 2);
 static_assert(row(8, false, 90, "warp.wide") == 0);
-static_assert(row(8, false, 80, "warp.wide") == kNoTier);
-static_assert(row(8, false, 90, "warp.tensor") == kNoTier);
-static_assert(row(65, false, 90) == kNoTier);
+static_assert(row(8, false, 80, "warp.wide") == kNoRow);
+static_assert(row(8, false, 90, "warp.tensor") == kNoRow);
+static_assert(row(65, false, 90) == kNoRow);
+static_assert(largest_n(kTable, DType::kFloat32) == 64);
 
 // Measured: "block" for "ieee", "warp.tensor" up to 8 for "fast".
-constexpr std::array<TunedTier, 2> kMeasured = {{
+constexpr std::array<TunedRow, 2> kMeasured = {{
     {80, "an operation", false, DType::kFloat32, kAny, 1, 64, "block"},
     {80, "an operation", true, DType::kFloat32, kAny, 1, 8, "warp.tensor"},
 }};
-constexpr Tier kNoFast[] = {
-    {DType::kFloat32, 1, 64, "warp", 1, false, 1, 0},
-    {DType::kFloat32, 1, 64, "block", 1, false, 1, 0},
+constexpr AnyRow kNoFast[] = {
+    {DType::kFloat32, 1, 64, Warp{}},
+    {DType::kFloat32, 1, 64, Block{}},
 };
-template <size_t kRows>
-constexpr int64_t best(const Tier (&table)[kRows], int64_t n, bool fast) {
-  return find_tier(table, kMeasured, Call{"an operation", DType::kFloat32, n, 1, fast, 80}, {});
+template <class Table>
+constexpr int64_t best(const Table& table, int64_t n, bool fast) {
+  return find_row(table, kMeasured, Call{"an operation", DType::kFloat32, n, 1, fast, 80}, {});
 }
 static_assert(best(kTable, 8, false) == 3);
 static_assert(best(kTable, 8, true) == 1);
@@ -291,7 +406,7 @@ def test_the_look_up_in_cpp(tmp_path):
         pytest.skip("no C++ compiler")
     source = tmp_path / "look_up.cc"
     source.write_text(LOOK_UP)
-    command = [compiler, "-std=c++17", "-Wall", "-Wextra", "-fsyntax-only", f"-I{TREE}", source]
+    command = [compiler, "-std=c++20", "-Wall", "-Wextra", "-fsyntax-only", f"-I{TREE}", source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr

@@ -1,56 +1,24 @@
-// The FFI handlers of the CPU and the Python module `_cpu`: one line per operation below.
+// The FFI handlers of the CPU and the Python module `_cpu`, for the list of operations.
 #include <nanobind/nanobind.h>
 
-#include "ffi/common/parse.h"
-#include "ffi/cpu/batch_loop.h"
-#include "ffi/cpu/kernels.h"
-#include "ffi/cpu/tiers.h"
+#include <algorithm>
+#include <string>
+
+#include "ffi/common/call_reader.h"
+#include "ffi/common/operations.h"
+#include "ffi/cpu/engine/batch_loop.h"
+#include "ffi/cpu/engine/kernels.h"
+#include "ffi/cuda/runtime/export.h"
 
 namespace nb = nanobind;
 
 namespace jax_batched::cpu {
 namespace {
 
-// Nanoseconds of one matrix, roughly; never 0: 16 operations each in float32, and its bytes.
-int64_t work(DType dtype, int64_t n, int64_t nrhs, bool factors) {
-  return with_element_type(dtype, [&](auto t) {
-    using T = decltype(t);
-    const int64_t size = sizeof(T);
-    const int64_t operations = (factors ? n * n * n / 3 : 0) + 2 * n * n * nrhs;
-    return operations * size * (kIsComplex<T> ? 2 : 1) / 64 + (n + nrhs) * n * size / 12 + 15;
-  });
-}
-int64_t work(const CholeskyProblem& p) { return work(p.dtype, p.n, 0, true); }
-int64_t work(const TriangularSolveProblem& p) { return work(p.dtype, p.n, p.nrhs, false); }
-int64_t work(const ChoSolveProblem& p) { return work(p.dtype, p.n, 2 * p.nrhs, false); }
-int64_t work(const SolvePosProblem& p) { return work(p.dtype, p.n, 2 * p.nrhs, true); }
-int64_t work(const ResidualProblem& p) { return work(p.dtype, (p.m + p.n) / 2, p.nrhs, false); }
-int64_t work(const CholeskyPullbackProblem& p) { return 2 * work(p.dtype, p.n, 0, true); }
-
 // Matrices that a register holds side by side.
 int64_t lanes(const Kernels& kernels, DType dtype) {
   return with_element_type(dtype, [&](auto t) {
     return kernels.vector_bytes / static_cast<int64_t>(sizeof(Real<decltype(t)>));
-  });
-}
-
-size_t scratch_bytes(const ResidualProblem& p) {
-  return with_element_type(p.dtype,
-                           [&](auto t) { return residual_scratch_bytes<decltype(t)>(p.m, p.n); });
-}
-size_t scratch_bytes(const CholeskyPullbackProblem& p) {  // the factor and the result
-  return with_element_type(p.dtype,
-                           [&](auto t) { return group_scratch_bytes<decltype(t)>(p.n, p.n + 1); });
-}
-template <class Problem>
-size_t scratch_bytes(const Problem& p) {
-  const int64_t nrhs = right_hand_sides(p);
-  const bool group = p.kernel == kLanesKernel || (p.kernel != kBlockedKernel &&
-                                                  lanes_may_serve(tiers_of(p), p.dtype, p.n, nrhs));
-  return with_element_type(p.dtype, [&](auto t) {
-    using T = decltype(t);
-    const int64_t blocked = blocked_scratch_bytes<T>(p.n, nrhs);
-    return group ? std::max(group_scratch_bytes<T>(p.n, nrhs), blocked) : blocked;
   });
 }
 
@@ -61,11 +29,11 @@ ffi::Future failed(ffi::Error error) {
   return future;
 }
 
-template <class Problem, Kernel<Problem> Kernels::* kernel>
+template <class P>
 ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets results,
                 ffi::Dictionary attributes) {
   CallReader call(args, results, attributes);
-  Problem problem = parse<Problem>(call);
+  P problem = call.read<P>();
   call.require(!is_storage_only(problem.dtype), "the CPU has no kernels for 16-bit elements");
   if (call.error().failure()) return failed(call.error());
   const std::string_view named = problem.kernel;
@@ -79,22 +47,33 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
         "', only 'reference', 'lanes', 'blocked' and '' (the table's choice)"));
   }
   const Kernels& table = named == kReferenceKernel ? reference_kernels() : kernels();
-  const Kernel<Problem> f = table.*kernel;
+  const Kernel<P> kernel = table.of<P>();
   return for_each_matrix(
-      pool, problem.batch, work(problem), lanes(table, problem.dtype), scratch_bytes(problem),
-      [=](int64_t begin, int64_t end, void* scratch) { f(problem, begin, end, scratch); });
+      pool, problem.batch, problem.work().nanoseconds(problem.dtype), lanes(table, problem.dtype),
+      kernel.scratch_bytes(problem),
+      [=](int64_t begin, int64_t end, void* scratch) { kernel.run(problem, begin, end, scratch); });
 }
 
-template <class Problem, Kernel<Problem> Kernels::* kernel>
+template <class P>
 XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
   static auto* bound = ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()
                            .RemainingArgs()
                            .RemainingRets()
                            .Attrs()
-                           .To(run<Problem, kernel>)
+                           .To(run<P>)
                            .release();
   return bound->Call(frame);
+}
+
+// The largest n that one kernel serves.
+template <class P>
+int64_t max_n(DType dtype) {
+  if constexpr (requires { P::cpu_max_n(dtype); }) {
+    return P::cpu_max_n(dtype);
+  } else {
+    return P::kMaxN;
+  }
 }
 
 nb::capsule capsule(XLA_FFI_Handler* f) { return nb::capsule(reinterpret_cast<void*>(f)); }
@@ -109,14 +88,45 @@ NB_MODULE(_cpu, m) {
   }
   m.def("handlers", [] {
     nb::dict d;
-    d["cholesky"] = capsule(handler<CholeskyProblem, &Kernels::cholesky>);
-    d["triangular_solve"] = capsule(handler<TriangularSolveProblem, &Kernels::triangular_solve>);
-    d["cho_solve"] = capsule(handler<ChoSolveProblem, &Kernels::cho_solve>);
-    d["solve_pos"] = capsule(handler<SolvePosProblem, &Kernels::solve_pos>);
-    d["residual"] = capsule(handler<ResidualProblem, &Kernels::residual>);
-    d["cholesky_pullback"] = capsule(handler<CholeskyPullbackProblem, &Kernels::cholesky_pullback>);
+    for_each_operation([&](auto operation) {
+      using P = typename decltype(operation)::type;
+      d[nb::str(P::kName.data(), P::kName.size())] = capsule(handler<P>);
+    });
     return d;
   });
+  // Of each operation: (name, largest n, the dtypes that it takes). Beyond that n it is `lax`.
+  m.def("operations", [] {
+    nb::list rows;
+    for_each_operation([&](auto operation) {
+      using P = typename decltype(operation)::type;
+      nb::list dtypes;
+      for (const auto& [dtype, name] : kDTypeNames) {
+        if (P::kTakesStored || !is_storage_only(dtype)) dtypes.append(name);
+      }
+      rows.append(nb::make_tuple(P::kName, P::kMaxN, dtypes));
+    });
+    return rows;
+  });
+  // The sizes that one kernel serves, rather than others after one another: (platform, operation,
+  // dtype, largest n, largest number of right-hand sides or None).
+  m.def("limits", [] {
+    nb::list rows;
+    for_each_operation([&](auto operation) {
+      using P = typename decltype(operation)::type;
+      const auto append = [&](const char* platform, const cuda::Limit& limit) {
+        rows.append(nb::make_tuple(platform, P::kName, name_of(limit.dtype),
+                                   std::min<int64_t>(limit.max_n, P::kMaxN),
+                                   cuda::limit_to_python(limit.max_nrhs)));
+      };
+      for (const auto& [dtype, name] : kDTypeNames) {
+        if (!is_storage_only(dtype)) append("cpu", {dtype, max_n<P>(dtype)});
+      }
+      cuda::Policy<P>::for_each_limit([&](const cuda::Limit& limit) { append("cuda", limit); });
+    });
+    return rows;
+  });
+  cuda::bind_tables(m);
+  cuda::bind_tuned(m);
   m.def("isa", [] { return isa_name(); });
   m.def("isas_here", [] {
     nb::list names;

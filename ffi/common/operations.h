@@ -1,0 +1,30 @@
+// The operations of the library. Handlers, kernel tables and what Python learns of them are made
+// from this list.
+#pragma once
+
+#include <type_traits>
+
+#include "ffi/problems/cholesky.h"
+#include "ffi/problems/residual.h"
+#include "ffi/problems/solve_pos.h"
+#include "ffi/problems/substitution.h"
+
+namespace jax_batched {
+
+template <class... Problems>
+struct List {};
+
+using Operations = List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
+                        CholeskyPullbackProblem, ResidualProblem>;
+
+// Calls f(std::type_identity<P>) for each operation.
+template <class F, class... P>
+constexpr void for_each_operation(F&& f, List<P...>) {
+  (f(std::type_identity<P>{}), ...);
+}
+template <class F>
+constexpr void for_each_operation(F&& f) {
+  for_each_operation(f, Operations{});
+}
+
+}  // namespace jax_batched

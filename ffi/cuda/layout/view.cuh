@@ -1,0 +1,53 @@
+// A matrix in memory as kernels see it, and which part of a Hermitian one is read.
+#pragma once
+
+#include "ffi/cuda/device/math.cuh"
+#include "ffi/cuda/device/storage.cuh"
+
+namespace jax_batched::cuda {
+
+// Row-major: entry (i, j) at data[i * ld + j]; offsets are of 32 bits. Of matrices one after the
+// other ld is n: square() has one number for all three, so that the compiler sees that they are.
+template <class S>
+struct View {
+  const S* data;
+  int ld;
+  int rows, columns;
+
+  static __device__ __forceinline__ View square(const S* data, int n) { return {data, n, n, n}; }
+
+  __device__ __forceinline__ const S* at(int i, int j) const { return data + i * ld + j; }
+};
+
+// What is factored is a lower triangle. Its entry (i, j) is entry (i, j) of the matrix, with
+// `upper` entry (j, i), with `mean` the mean of both.
+//
+// An upper factorization A = U^H U is the lower one of conj(A), transposed: with M = U^T,
+// M M^H = conj(A). Entry (i, j) of conj(A) below the diagonal is entry (j, i) of A, so `upper` only
+// swaps indices on the way in and out, and nothing is conjugated but a mean.
+struct Part {
+  bool upper;
+  bool mean;
+
+  // The mean of entries (i, j) and (j, i) of the matrix.
+  template <class T>
+  __device__ __forceinline__ T mean_of(T below, T above) const {
+    return upper ? hermitian_mean(above, below) : hermitian_mean(below, above);
+  }
+};
+
+// Calls f(entry), entry(i, j) being that of the triangle: one branch, then code for each case.
+template <class S, class F>
+__device__ __forceinline__ void with_entries(const View<S>& a, Part part, F&& f) {
+  const auto below = [=](int i, int j) { return widen(*a.at(i, j)); };
+  const auto above = [=](int i, int j) { return widen(*a.at(j, i)); };
+  if (part.mean) {
+    f([=](int i, int j) { return part.mean_of(below(i, j), above(i, j)); });
+  } else if (part.upper) {
+    f(above);
+  } else {
+    f(below);
+  }
+}
+
+}  // namespace jax_batched::cuda
