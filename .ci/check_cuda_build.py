@@ -13,7 +13,7 @@ import zipfile
 from pathlib import Path
 
 MAX_SECONDS = 15 * 60
-# Of the module, for one architecture: now, and what all families to come may bring it to. Whoever
+# Of the module for one architecture (sm_90 in CI): now, and with all families to come. Whoever
 # brings a family raises the first.
 MAX_MODULE_MIB = 12
 BUDGET_MIB = 25

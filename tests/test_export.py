@@ -59,7 +59,8 @@ def test_every_operation_for_every_platform(op, platforms):
     batch = BATCH if op.operation else "b"
     exported = export(op, *core_shapes(op), platforms=platforms, batch=batch)
     assert exported.platforms == platforms
-    assert targets(exported) == ({op.operation} if op.operation else set())
+    # The general solve substitutes with kernels; its factorization is JAX's own.
+    assert targets(exported) == {op.operation or "triangular_solve"}
     if HERE in platforms:
         for batch in BATCHES if op.operation else (1, 8):
             operands = op.operands("float32", batch=(batch,), n=3, nrhs=2)
