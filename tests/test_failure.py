@@ -507,3 +507,20 @@ def test_the_same_patterns_on_both_kernels_of_a_mixed_batch():
                 ((x, info),) = ops.on_each(op.with_info, cases, kernel)
                 np.testing.assert_array_equal(info, plain_info)
                 np.testing.assert_array_equal(np.isnan(x), np.isnan(plain))
+
+
+@pytest.mark.parametrize(
+    ("change", "shape", "message"),
+    (
+        ({"accuracy": "exact"}, (3, 3), "accuracy='exact', allowed are 'ieee', 'fast'"),
+        ({"upper": 1}, (3, 3), "attribute 'upper' is missing or of another type"),
+        ({}, (3, 2), "a: 3 x 2 in place of 3 x 3"),
+    ),
+)
+def test_a_wrong_call_of_the_native_handler_names_what_is_wrong(change, shape, message):
+    """What comes from an exported program or another caller passes no check in Python."""
+    attributes = {"upper": False, "symmetrize": True, "accuracy": "ieee", "kernel": ""} | change
+    results = (jax.ShapeDtypeStruct((3, 3), np.float32), jax.ShapeDtypeStruct((), np.int32))
+    call = jax.ffi.ffi_call("jax_batched.cholesky.v1", results)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(call(np.ones(shape, np.float32), **attributes))

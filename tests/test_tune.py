@@ -73,9 +73,9 @@ ENTRY = {
         ({"tables": [ENTRY | {"accuracy": "maybe"}]}, "table 0: accuracy is 'maybe'"),
         ({"tables": [{"accuracy": "fast"}]}, "table 0: 'capability' is missing"),
         ({"tables": [ENTRY, ENTRY]}, r"table 1 \(sm_90 cholesky float32\): there is another"),
-        ({"tables": [ENTRY | {"rows": [ROW, {}]}]}, r"float32\), row 1: 'max_nrhs' is missing"),
-        ({"tables": [ENTRY | {"rows": [ROW | {"max_n": 0}]}]}, "row 0: sizes that are no range"),
-        ({"tables": [ENTRY | {"rows": [ROW | {"kernel": 3}]}]}, "row 0: 'kernel'"),
+        ({"tables": [ENTRY | {"rows": [ROW, {}]}]}, r".*float32\), row 1: 'max_nrhs' is missing"),
+        ({"tables": [ENTRY | {"rows": [ROW | {"max_n": 0}]}]}, ".*row 0: sizes that are no range"),
+        ({"tables": [ENTRY | {"rows": [ROW | {"kernel": 3}]}]}, ".*row 0: 'kernel'"),
     ),
 )
 def test_what_cannot_be_read_is_named(content, message):
@@ -114,7 +114,7 @@ def test_a_users_file_comes_before_the_packages(tmp_path):
     file.parent.mkdir()
     file.write_text(json.dumps({"tables": [own, ENTRY | solve]}))
     packages = imported(program, JAX_BATCHED_TUNED="")
-    assert packages == "thread warp warp"
+    assert packages == "thread warp thread"
     assert imported(program, JAX_BATCHED_TUNED=str(file)) == "warp warp columns"
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     assert imported(
