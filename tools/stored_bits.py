@@ -84,11 +84,10 @@ Array = np.ndarray[Any, Any]
 
 def cuda_tiers() -> list[tuple[Any, ...]]:
     """(operation, dtype, kernel, min_n, max_n, capability, fast) of the CUDA kernels."""
-    fields = ("operation", "dtype", "kernel", "min_n", "max_n", "capability", "fast")
     importlib.import_module("jax_batched")
     for name, module in sorted(sys.modules.items()):
         if name.startswith("jax_batched.") and hasattr(module, "cuda_tiers"):
-            return [tuple(getattr(row, field) for field in fields) for row in module.cuda_tiers()]
+            return [tuple(row) for row in module.cuda_tiers()]
     raise RuntimeError("no module of jax_batched has cuda_tiers(), the list of the CUDA kernels")
 
 
