@@ -393,7 +393,7 @@ def write(file: Path | None, rows: Iterable[Mapping[str, Any]], about: Mapping[s
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs; the exit status is 1 if a row is slower beyond its limit, or failed."""
+    """Runs; the exit status is 1 if a row is slower beyond its limit, failed or had no time."""
     begin = perf_counter()
     options = parse(arguments)
     sys.path.insert(0, str(ROOT))
@@ -422,6 +422,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write(options.output, rows.values(), about)
     good = report(list(rows.values()), platform)
     if len(rows) < len(cases):
+        good = False
         print(f"no time for {len(cases) - len(rows)} rows, from {cases[len(rows)].group} on")
     return 0 if good else 1
 
