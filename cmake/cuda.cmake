@@ -76,24 +76,22 @@ set(scalar_f16 "jax_batched::Float16")
 set(scalar_bf16 "jax_batched::BFloat16")
 set(cuda_objects "")
 
-# One object for each element type of an operation: they compile side by side. Called by
-# launchers.cmake of the family's folder, which holds the operation's .cu file.
-function(jax_batched_cuda_launcher operation)
-  foreach(scalar IN LISTS ARGN)
+# One object for each element type of a launcher: they compile side by side. A family whose
+# launchers take others than these four says so in its launchers.cmake.
+file(GLOB launchers CONFIGURE_DEPENDS ffi/cuda/*/*.cu)
+foreach(file IN LISTS launchers)
+  get_filename_component(family ${file} DIRECTORY)
+  get_filename_component(operation ${file} NAME_WE)
+  set(scalars_${operation} f32 f64 c64 c128)
+  include(${family}/launchers.cmake OPTIONAL)
+  foreach(scalar IN LISTS scalars_${operation})
     set(target cuda_${operation}_${scalar})
-    add_library(${target} OBJECT ${family}/${operation}.cu)
+    add_library(${target} OBJECT ${file})
     target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_compile_definitions(${target} PRIVATE "JAX_BATCHED_SCALAR=${scalar_${scalar}}")
     target_compile_options(${target} PRIVATE ${cuda_flags})
     list(APPEND cuda_objects $<TARGET_OBJECTS:${target}>)
   endforeach()
-  set(cuda_objects ${cuda_objects} PARENT_SCOPE)
-endfunction()
-
-file(GLOB launchers CONFIGURE_DEPENDS ffi/cuda/*/launchers.cmake)
-foreach(file IN LISTS launchers)
-  get_filename_component(family ${file} DIRECTORY)
-  include(${file})
 endforeach()
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC ffi/cuda/handlers.cc ffi/cuda/runtime/tuned.cc

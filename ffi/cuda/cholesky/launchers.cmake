@@ -1,3 +1,3 @@
-jax_batched_cuda_launcher(cholesky f32 f64 c64 c128 f16 bf16)
-jax_batched_cuda_launcher(cholesky_pullback f32 f64 c64 c128)
-jax_batched_cuda_launcher(solve_pos f32 f64 c64 c128 f16 bf16)
+# These also take the storage formats.
+set(scalars_cholesky f32 f64 c64 c128 f16 bf16)
+set(scalars_solve_pos f32 f64 c64 c128 f16 bf16)

@@ -1,1 +1,0 @@
-jax_batched_cuda_launcher(residual f32 f64 c64 c128)
