@@ -44,10 +44,31 @@ def hermitian_from_triangle(a: Array, *, upper: bool) -> Array:
     return jax.lax.complex(real, imag - jnp.swapaxes(imag, -1, -2))
 
 
+def hermitian_mean(a: Array) -> Array:
+    """(a + a^H) / 2 without the imaginary part of a's diagonal; finite where a is."""
+    turned = jnp.swapaxes(a, -1, -2)
+    if not jnp.iscomplexobj(a):
+        return _mean(a, turned)
+    real = _mean(jnp.real(a), jnp.real(turned))
+    return real_diagonal(jax.lax.complex(real, _mean(jnp.imag(a), -jnp.imag(turned))))
+
+
+def _mean(x: Array, y: Array) -> Array:
+    """(x + y) / 2; where the sum overflows, x / 2 + y / 2.
+
+    A factor that is no constant, as XLA takes x / 2 + y / 2 for (x + y) / 2. Never halves first
+    what does not overflow: subnormal numbers would be rounded.
+    """
+    overflows = jnp.isinf(x + y)
+    before = jnp.where(overflows, 0.5, 1).astype(x.dtype)
+    after = jnp.where(overflows, 1, 0.5).astype(x.dtype)
+    return (x * before + y * before) * after
+
+
 def hermitian_input(a: Array, *, upper: bool, symmetrize: bool) -> Array:
     """The Hermitian matrix that `cholesky` factors; linear in a (over the reals)."""
     if symmetrize:
-        return real_diagonal(a + adjoint(a)) / 2
+        return hermitian_mean(a)
     return hermitian_from_triangle(a, upper=upper)
 
 

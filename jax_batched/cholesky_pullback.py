@@ -15,6 +15,7 @@ from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, 
 from jax_batched._matrix import (
     adjoint,
     hermitian_input,
+    hermitian_mean,
     matmul,
     real_diagonal,
     triangle,
@@ -24,6 +25,9 @@ from jax_batched.triangular_solve import triangular_solve_op
 Array = jax.Array
 
 _LOWER = {"lower": True, "unit_diagonal": False}
+
+# What a cotangent next to overflow is multiplied with, as in the kernels.
+_SMALL = 2.0**-32
 
 
 def _half_triangle(a: Array) -> Array:
@@ -53,10 +57,14 @@ def _pullback(factor: Array, ct: Array, *, upper: bool, symmetrize: bool) -> Seq
     """
     lower_factor = adjoint(factor) if upper else factor
     gradient = triangle(jnp.swapaxes(ct, -1, -2) if upper else jnp.conj(ct), upper=False)
+    # Products with numbers next to overflow would overflow.
+    largest = jnp.max(jnp.abs(gradient), axis=(-2, -1), keepdims=True, initial=0)
+    is_large = jnp.isinf(largest / _SMALL)
+    gradient = jnp.where(is_large, gradient * _SMALL, gradient)
     half = _half_triangle(matmul(adjoint(lower_factor), gradient))
     (left,) = triangular_solve_op(
         lower_factor,
-        (half + adjoint(half)) / 2,
+        hermitian_mean(half),
         left_side=True,
         transpose_a=True,
         conjugate_a=True,
@@ -65,7 +73,8 @@ def _pullback(factor: Array, ct: Array, *, upper: bool, symmetrize: bool) -> Seq
     (both,) = triangular_solve_op(
         lower_factor, left, left_side=False, transpose_a=False, conjugate_a=False, **_LOWER
     )
-    result = jnp.conj(real_diagonal(both + adjoint(both)) / 2)
+    result = jnp.conj(hermitian_mean(both))
+    result = jnp.where(is_large, result / _SMALL, result)
     if symmetrize:
         return (result,)
     return (triangle(result, upper=upper) + triangle(result, upper=upper, strict=True),)

@@ -191,6 +191,20 @@ def spd(rng: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
     return g @ adjoint(g) / max(n, 1) + np.eye(n)
 
 
+def next_to_overflow(rng: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+    """Positive definite matrices that are not Hermitian, of the dtype: the sums of an entry's and
+    its mirror image's real parts, imaginary parts or both overflow."""
+    n = shape[-1]
+    form = jnp.finfo(dtype)
+    phase = rng.choice([1, -1], (*shape[:-2], n, 1))
+    if np.dtype(dtype).kind == "c":
+        phase = np.exp(np.pi / 4j * rng.integers(0, 8, phase.shape))
+    skew = np.tril(rng.uniform(-0.05, 0.05, shape), -1)
+    a = (0.92 * phase @ adjoint(phase) + 0.07 * np.eye(n)) * (1 + skew - np.swapaxes(skew, -1, -2))
+    quarter = (a * (float(form.max) / 4)).astype(dtype)
+    return quarter * np.array(4, quarter.real.dtype)
+
+
 def triangular(rng: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
     """Matrices both of whose triangles are well conditioned, with or without their diagonal."""
     n = shape[-1]

@@ -82,6 +82,65 @@ def test_values(flags, dtype, kernel):
         check(result, *case, flags)
 
 
+def next_to_overflow(dtype, n, **flags):
+    """Factors of about half the identity, and cotangents whose result is just finite."""
+    factor, cotangent = operands(dtype, n, (5,), **flags, seed=n)
+    eye = np.eye(n, dtype=factor.real.dtype)
+    factor = (np.nan_to_num(factor) / 16 * (1 - eye) + eye / 2).astype(dtype)
+    ones = np.nan_to_num(cotangent) / 16 * (1 - eye) + eye
+    size = np.abs(expected(factor, ones, **flags)).max((-2, -1), keepdims=True)
+    size = 0.96 * float(np.finfo(dtype).max) / size
+    return factor, (ones * size).astype(dtype)
+
+
+@pytest.mark.parametrize("kernel", ("", "reference", "lax"))
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@every_flag
+def test_a_finite_result_does_not_overflow_on_the_way(flags, dtype, kernel):
+    """Twice the result would overflow. A 256th of the cotangent gives a 256th, to the bit."""
+    if kernel == "reference" and PLATFORM != "cpu":
+        pytest.skip("a kernel of the CPU")
+    cases = [next_to_overflow(dtype, n, **flags) for n in SIZES if not kernel or n < 18]
+    less = [(factor, ops.times(ct, 2.0**-8).astype(dtype)) for factor, ct in cases]
+    pullback = functools.partial(cholesky_pullback_op, **flags)
+    if kernel == "lax":
+        pullback, kernel = functools.partial(cholesky_pullback_op.rules.lax, **flags), ""
+    results = [x for (x,) in ops.on_each(pullback, cases + less, kernel)]
+    for (factor, ct), large, small in zip(
+        less, results[: len(cases)], results[len(cases) :], strict=True
+    ):
+        check(small, factor, ct, flags)
+        assert np.abs(ops.wide(large)).max() > float(np.finfo(dtype).max) / 2
+        assert ops.same_bits(large, ops.times(small, 2.0**8).astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ("float32", "complex128"))
+@every_flag
+def test_neighbours_of_an_overflow_keep_their_bits(flags, dtype):
+    for n in (3, 9, 20, 40):
+        factor, ct = operands(dtype, n, (37,), **flags)
+        large_factor, large = next_to_overflow(dtype, n, **flags)
+        mixed_factor, mixed = factor.copy(), ct.copy()
+        mixed_factor[::8], mixed[::8] = large_factor, large
+        (alone,), (whole,) = ops.on_each(
+            functools.partial(cholesky_pullback_op, **flags),
+            [(factor, ct), (mixed_factor, mixed)],
+        )
+        others = np.arange(37) % 8 != 0
+        assert np.isfinite(whole).all()
+        assert ops.same_bits(whole[others], alone[others])
+
+
+def test_gradients_next_to_overflow():
+    """d sqrt(a) = da / (2 sqrt(a)); and means of tangents."""
+    a = np.full((1, 1), 0.25, np.float32)
+    large = np.full((1, 1), 3e38, np.float32)
+    _, vjp = jax.vjp(jb.cholesky, a)
+    np.testing.assert_array_equal(vjp(large)[0], large)
+    _, tangent = jax.jvp(lambda x: jb.cholesky(x), (4 * a,), (large,))
+    np.testing.assert_allclose(tangent, large / 2, rtol=1e-7)
+
+
 @pytest.mark.parametrize("dtype", ("float32", "complex128"))
 @every_flag
 def test_a_matrix_does_not_see_its_neighbours(flags, dtype):

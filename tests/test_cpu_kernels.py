@@ -65,6 +65,29 @@ def test_unrolled_kernels_give_the_same_bits(op, dtype):
     assert same(lanes, blocked)
 
 
+def overflowing(dtype, sizes=SIZES, batch=BATCH):
+    """Sums of both triangles overflow; every third factorization fails."""
+    cases = [
+        (ops.next_to_overflow(np.random.default_rng(n), dtype, (batch, n, n)),) for n in sizes
+    ]
+    for n, (a,) in zip(sizes, cases, strict=True):
+        a[::3, n // 2, n // 2] = -1
+    return cases
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", ops.CHOLESKY, ids=ops.ids)
+def test_all_kernels_give_the_same_bits_next_to_overflow(op, dtype):
+    cases = overflowing(dtype)
+    lanes, blocked, chosen = (
+        ops.on_each(op.with_info, cases, kernel) for kernel in ("lanes", "blocked", "")
+    )
+    assert same(lanes, blocked)
+    assert same(lanes, chosen)
+    for (_, info), n in zip(lanes, SIZES, strict=True):
+        np.testing.assert_array_equal(info, np.where(np.arange(BATCH) % 3 == 0, n // 2 + 1, 0))
+
+
 @pytest.mark.parametrize("dtype", ("complex64", "complex128"))
 @pytest.mark.parametrize("op", ops.CHOLESKY, ids=ops.ids)
 def test_the_diagonal_of_a_factor_has_no_negative_zeros(op, dtype):
@@ -121,6 +144,12 @@ for op in ops.WITH_KERNELS:
         assert t.same(results[0], results[1]) and t.same(results[0], results[2]), (op.name, dtype)
         for operands, result in zip(good, results[0], strict=True):
             op.check(operands, result)
+        if op.factors:
+            cases = t.overflowing(dtype, (1, 3, 8, 13, 33), 5)
+            lanes, blocked = (ops.on_each(op.with_info, cases, k) for k in ("lanes", "blocked"))
+            assert t.same(lanes, blocked), (op.name, dtype)
+            assert all(info.tolist() == [n // 2 + 1, 0, 0, n // 2 + 1, 0]
+                       for (_, info), n in zip(lanes, (1, 3, 8, 13, 33)))
 """
     run_with(isa, program.format(isa=isa))
 

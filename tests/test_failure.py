@@ -9,6 +9,7 @@ import ops
 import pytest
 
 import jax_batched as jb
+from jax_batched.cholesky import cholesky_op
 
 SIZES = (1, 2, 3, 7, 8, 9, 12, 13, 16, 17, 24, 31, 32, 33, 40, 48, 57, 63, 64, 65, 96, 100)
 
@@ -331,6 +332,121 @@ def test_powers_of_two_pass_through(op, kernel, dtype):
             assert ops.same_bits(x, unscaled * x_scale)
 
 
+MEANS = [op for op in ops.CHOLESKY if op.options["symmetrize_input"]]
+MEAN_SIZES = (*range(1, 10), 16, 17, 33, 64, 65)
+
+
+def smaller(a):
+    """a * 2^-20, exactly."""
+    return ops.times(a, np.array(2.0**-20, a.real.dtype))
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(MEANS, dtypes=ops.DTYPES + ops.STORED), ids=ops.ids
+)
+def test_the_mean_of_finite_numbers_is_finite(op, kernel, dtype):
+    """Where sums overflow: scaled by a power of two, the matrix has the factor of a smaller one."""
+    sizes = [n for n in MEAN_SIZES if ops.serves(op, kernel, dtype, n)]
+    cases = [
+        (ops.next_to_overflow(np.random.default_rng(n), dtype, (19, n, n)),) for n in sizes
+    ]
+    less = [(smaller(a),) for (a,) in cases]
+    results = ops.on_each(op.with_info, cases + less, kernel)
+    for operands, (x, info), (expected, _) in zip(
+        less, results[: len(cases)], results[len(cases) :], strict=True
+    ):
+        np.testing.assert_array_equal(info, 0)
+        op.check(operands, expected)
+        assert ops.same_bits(x, ops.times(expected, np.array(2.0**10, x.real.dtype)))
+
+
+@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.FACTORING), ids=ops.ids)
+def test_indefinite_next_to_overflow(op, kernel, dtype):
+    """The last pivot is that of [[1, z], [conj(z), 2 |z|]] with a large z; every third matrix."""
+    cases = []
+    for n in MEAN_SIZES[1:]:
+        if not ops.serves(op, kernel, dtype, n):
+            continue
+        size = 0.45 * float(np.finfo(dtype).max)
+        a = np.tile(np.eye(n, dtype=dtype), (19, 1, 1))
+        a[::3, n - 1, n - 2] = a[::3, n - 2, n - 1] = size
+        if np.iscomplexobj(a):
+            a.imag[::3, n - 1, n - 2], a.imag[::3, n - 2, n - 1] = -size, size
+        a[::3, n - 1, n - 1] = 2 * size
+        cases.append(calls(op, dtype, n, a))
+    for (a, *_), (x, info) in zip(cases, ops.on_each(op.with_info, cases, kernel), strict=True):
+        n = a.shape[-1]
+        check_pattern(op, x, info, np.where(np.arange(19) % 3 == 0, n, 0))
+        np.testing.assert_array_equal(x[1], np.eye(n) if op.factors else np.ones((n, 2)))
+
+
+def test_values_next_to_overflow():
+    single, info = jb.cholesky(np.float32([[2e38]]), return_info=True)
+    np.testing.assert_allclose(single, np.sqrt(np.float32([[2e38]])), rtol=1e-7)
+    assert info == 0
+    indefinite = np.float32([[1, 1.5e38], [1.5e38, 3e38]])
+    factor, info = jb.cholesky(indefinite, return_info=True)
+    np.testing.assert_array_equal(factor, [[np.nan, 0], [np.nan, np.nan]])
+    assert info == 2
+
+
+def columns_of_means(rng, dtype, n):
+    """Matrices whose column k of the factor, one k each, holds the means of column k and row k.
+
+    Numbers of every size, zero and subnormal ones too, whose sums do not overflow. And what they
+    are when symmetrized by NumPy.
+    """
+    form = np.finfo(dtype)
+    power = rng.integers(form.minexp - form.nmant, form.maxexp // 4, (2, n, n, n))
+    parts = np.ldexp(rng.integers(-9, 10, power.shape), power).astype(form.dtype)
+    a = (parts[0] + 1j * parts[1] if np.dtype(dtype).kind == "c" else parts[0]).astype(dtype)
+    k = np.arange(n)
+    others = (k[:, None, None] != k[:, None]) & (k[:, None, None] != k)
+    a[others] = 0
+    a[:, k, k] = form.max / 4
+    a[k, k, k] = 1
+    mean = np.empty_like(a)
+    half = form.dtype.type(0.5)
+    mean.real = half * (a.real + np.swapaxes(a.real, -1, -2))
+    if np.iscomplexobj(a):
+        mean.imag = half * (a.imag - np.swapaxes(a.imag, -1, -2))
+    return a, mean
+
+
+@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(MEANS), ids=ops.ids)
+def test_means_are_halves_of_sums(op, kernel, dtype):
+    """To the bit where sums do not overflow: halves of subnormal numbers would be rounded."""
+    sizes = [n for n in MEAN_SIZES if ops.serves(op, kernel, dtype, n)]
+    pairs = [columns_of_means(np.random.default_rng(n), dtype, n) for n in sizes]
+
+    def plain(mean):
+        return jb.cholesky(mean, upper=op.upper, symmetrize_input=False)
+
+    factors = ops.on_each(op, [(a,) for a, _ in pairs], kernel)
+    for x, expected in zip(factors, ops.on_each(plain, [(m,) for _, m in pairs], kernel), strict=True):
+        assert np.isfinite(x).all()
+        assert ops.same_bits(x, expected)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("op", MEANS, ids=ops.ids)
+def test_the_lax_path_next_to_overflow(op, dtype):
+    @jax.jit
+    def factor(a):
+        return cholesky_op.rules.lax(a, upper=op.upper, symmetrize=True, accuracy="ieee")
+
+    for n in (2, 9):
+        a = ops.next_to_overflow(np.random.default_rng(n), dtype, (3, n, n))
+        x, info = factor(a)
+        np.testing.assert_array_equal(info, 0)
+        expected, _ = factor(smaller(a))
+        op.check((smaller(a),), expected)
+        np.testing.assert_allclose(x, 2**10 * expected, rtol=4 * np.finfo(dtype).eps)
+    size = 0.45 * np.finfo(dtype).max
+    _, info = factor(np.array([[[1, size], [size, 2 * size]]] * 3, dtype))
+    np.testing.assert_array_equal(info, 2)
+
+
 @pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.FACTORING), ids=ops.ids)
 def test_badly_scaled_rows_keep_their_digits(op, kernel, dtype):
     """D A D with powers of two in D, from tiny to huge: each row of the result is as accurate."""
@@ -368,11 +484,9 @@ def test_fast_accuracy_at_every_scale(op):
         assert op.ratios(operands, fast).max() <= limit
 
 
-@pytest.mark.parametrize(
-    "op", [op for op in ops.FACTORING if not op.options.get("symmetrize_input")], ids=ops.ids
-)
+@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
 def test_fast_accuracy_next_to_overflow(op):
-    """Entries from 2^127 on, whose quarter is factored. (Their mean would be infinite.)"""
+    """Entries from 2^127 on, whose quarter is factored."""
     operands = op.operands("float32", batch=(4,), n=130, nrhs=1, seed=5)
     _, exponent = np.frexp(np.nanmax(np.abs(operands[0])))
     operands = tuple(ops.times(y, np.float32(2.0 ** (128 - exponent))) for y in operands)

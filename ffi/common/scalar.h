@@ -142,9 +142,11 @@ JAX_BATCHED_HD Complex<R> divide(Complex<R> a, Complex<R> b) {
   return {sub_mul(a.im, -r, a.re) / d, sub_mul(-a.re, -r, a.im) / d};
 }
 
-// A variable, since device code may read a constant but not call numeric_limits.
+// Variables, since device code may read a constant but not call numeric_limits.
 template <class R>
 inline constexpr R kNaN = std::numeric_limits<R>::quiet_NaN();
+template <class R>
+inline constexpr R kInfinity = std::numeric_limits<R>::infinity();
 
 // NaN in every part: the entries of a failed result.
 template <class T>
@@ -156,10 +158,31 @@ JAX_BATCHED_HD T quiet_nan() {
   }
 }
 
+JAX_BATCHED_HD bool is_infinite(float a) { return absolute(a) == kInfinity<float>; }
+JAX_BATCHED_HD bool is_infinite(double a) { return absolute(a) == kInfinity<double>; }
+template <class R>
+JAX_BATCHED_HD bool is_infinite(Complex<R> a) {
+  return is_infinite(a.re) || is_infinite(a.im);
+}
+
+// (a + b) / 2, finite where a and b are: numbers whose sum overflows are halved first. No others,
+// since subnormal numbers would be rounded.
+template <class R>
+JAX_BATCHED_HD R mean(R a, R b) {
+  const R sum = a + b;
+  R result = R(0.5) * sum;
+  if (is_infinite(sum)) result = sub_mul(R(0.5) * b, R(-0.5), a);
+  return result;
+}
+
 // The symmetrised entry (a_ij + conj(a_ji)) / 2.
 template <class T>
 JAX_BATCHED_HD T hermitian_mean(T a_ij, T a_ji) {
-  return scale(a_ij + conj(a_ji), Real<T>(0.5));
+  if constexpr (kIsComplex<T>) {
+    return {mean(a_ij.re, a_ji.re), mean(a_ij.im, -a_ji.im)};
+  } else {
+    return mean(a_ij, a_ji);
+  }
 }
 
 }  // namespace jax_batched

@@ -5,6 +5,46 @@
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {
 
+// Whether half_sum() overflows for some entry, so that its row's pivot fails for that alone.
+template <class T>
+bool sums_overflow(const T* a, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = 0; j < i; ++j) {
+      if (is_infinite(half_sum(a[i * n + j], a[j * n + i]))) return true;
+    }
+  }
+  return false;
+}
+
+template <class T>
+void cholesky_blocked(const CholeskyProblem& p, int64_t begin, int64_t end, void* scratch) {
+  const SplitRows<T> u = upper_factor_in<T>(scratch, p.n);
+  for (int64_t m = begin; m < end; ++m) {
+    const T* a = p.a.at<const T>(m, p.n, p.n);
+    load_upper(a, p.n, p.upper, p.symmetrize, u);
+    p.info[m] = factor_upper(u, p.n);
+    if (p.info[m] != 0 && p.symmetrize && sums_overflow(a, p.n)) {
+      load_upper<true>(a, p.n, p.upper, p.symmetrize, u);
+      p.info[m] = factor_upper(u, p.n);
+    }
+    if (p.info[m] != 0) {
+      for (int64_t i = 0; i < p.n; ++i) std::fill(u.row(i), u.row(i) + u.pitch(), kNaN<Real<T>>);
+    }
+    store_factor(u, p.n, p.upper, p.l.at<T>(m, p.n, p.n));
+  }
+}
+
+// Of a group that is done, the matrices whose sums overflow, one by one.
+template <class T>
+JAX_BATCHED_CALLED void factor_overflowed(const CholeskyProblem& p, int64_t begin, int64_t end,
+                                          void* scratch) {
+  for (int64_t m = begin; m < end; ++m) {
+    if (p.info[m] != 0 && sums_overflow(p.a.at<const T>(m, p.n, p.n), p.n)) {
+      cholesky_blocked<T>(p, m, m + 1, scratch);
+    }
+  }
+}
+
 template <class T>
 void cholesky_groups(const CholeskyProblem& p, int64_t begin, int64_t end, void* scratch) {
   const GroupMatrix<T> a{static_cast<Lanes<T>*>(scratch), p.n};
@@ -18,12 +58,14 @@ void cholesky_groups(const CholeskyProblem& p, int64_t begin, int64_t end, void*
     const Simd<Real<T>> info = factor_group<T>(
         l, p.n,
         BackgroundFetch::beside_group<T>(p.a.data, p.l.data, int64_t{p.n} * p.n, m, end, tiles));
-    if (store_info(info, p.info, m, end)) {
+    const bool failed = store_info(info, p.info, m, end);
+    if (failed) {
       for (int64_t i = 0; i < p.n; ++i) {
         for (int64_t j = 0; j <= i; ++j) spoil_failed(info, &l(i, j));
       }
     }
     unpack(a, part, group_of<T>(p.l, int64_t{p.n} * p.n, m, end));
+    if (failed && p.symmetrize) factor_overflowed<T>(p, m, std::min(m + kLanes<T>, end), scratch);
   }
 }
 
@@ -65,16 +107,7 @@ struct CholeskyKernels {
 
   template <class T>
   static void blocked(const CholeskyProblem& p, int64_t begin, int64_t end, void* scratch) {
-    const SplitRows<T> u = upper_factor_in<T>(scratch, p.n);
-    for (int64_t m = begin; m < end; ++m) {
-      T* out = p.l.at<T>(m, p.n, p.n);
-      load_upper(p.a.at<const T>(m, p.n, p.n), p.n, p.upper, p.symmetrize, u);
-      p.info[m] = factor_upper(u, p.n);
-      if (p.info[m] != 0) {
-        for (int64_t i = 0; i < p.n; ++i) std::fill(u.row(i), u.row(i) + u.pitch(), kNaN<Real<T>>);
-      }
-      store_factor(u, p.n, p.upper, out);
-    }
+    cholesky_blocked<T>(p, begin, end, scratch);
   }
 };
 

@@ -10,7 +10,7 @@ inline constexpr int kPullbackRows = 4;
 // With G the conjugate of the cotangent, which z holds, and T the rows after c, from the last
 // column c to the first (Murray, "Differentiation of the Cholesky decomposition", 2016):
 //   Z_Tc = (G_Tc - Z_TT L_Tc) / l_cc,    Z_cc = (G_cc - Re(Z_Tc^H L_Tc)) / l_cc,
-// which is twice the Hermitian matrix that comes out; it takes the place of both triangles of G.
+// which is twice the Hermitian matrix S that comes out; it takes the place of both triangles of G.
 template <class T>
 void pullback_group(const StridedGroup<Lanes<T>>& l, const StridedGroup<Lanes<T>>& z, int64_t n) {
   using P = Lanes<T>;
@@ -40,6 +40,14 @@ void pullback_group(const StridedGroup<Lanes<T>>& l, const StridedGroup<Lanes<T>
   }
 }
 
+// Lanes where Z, or a sum on the way to it, overflowed: what is not finite in a row of Z makes all
+// that follows in the row so, and at last the first entry. (But for lanes whose factor is NaN.)
+template <class R>
+typename Simd<R>::Mask overflowed(Simd<R> l_first, Simd<R> z_first) {
+  const Simd<R> zero(R(0)), rest = z_first - z_first;
+  return (l_first.v > zero.v) & (rest.v != zero.v);
+}
+
 template <class T>
 void cholesky_pullback(const CholeskyPullbackProblem& p, int64_t begin, int64_t end,
                        void* scratch) {
@@ -50,11 +58,22 @@ void cholesky_pullback(const CholeskyPullbackProblem& p, int64_t begin, int64_t 
   const StridedGroup<Lanes<T>> l = triangle_of(factor, p.upper);
   const StridedGroup<Lanes<T>> z = triangle_of(result, p.upper);
   const Part part = p.upper ? Part::kUpper : Part::kLower;
-  const R half(Real<T>(0.5)), off_diagonal(Real<T>(p.symmetrize ? 0.5 : 1));
   for (int64_t m = begin; m < end; m += kLanes<T>) {
     pack(group_of<T>(p.factor, n * n, m, end), part, factor);
-    pack(group_of<T>(p.cotangent, n * n, m, end), part, result);
+    const auto cotangent = group_of<T>(p.cotangent, n * n, m, end);
+    pack(cotangent, part, result);
     pullback_group<T>(l, z, n);
+    R half(Real<T>(0.5));
+    if (const auto lanes = overflowed(real(l(0, 0)), real(z(0, 0))); any(lanes)) {
+      const R unit = select(lanes, R(Real<T>(p.kSmallCotangent)), R(Real<T>(1)));
+      pack(cotangent, part, result);
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t j = 0; j <= i; ++j) z(i, j) = scale(z(i, j), unit);
+      }
+      pullback_group<T>(l, z, n);
+      half = half / unit;
+    }
+    const R off_diagonal = p.symmetrize ? half : half + half;
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < i; ++j) {
         z(j, i) = scale(z(i, j), off_diagonal);

@@ -38,6 +38,9 @@ struct CholeskyPullbackProblem : Problem {
   static constexpr std::string_view kName = "cholesky_pullback";
   static constexpr bool kTakesStored = false;
   static constexpr int64_t kMaxN = 512;
+  // The kernels compute twice the result. Where that overflows, or a sum on the way to it, they
+  // start again from a cotangent multiplied with this.
+  static constexpr double kSmallCotangent = 0x1p-32;
   // Beyond, a product and two solves are faster in batches.
   static constexpr int64_t cpu_max_n(DType dtype) { return dtype == DType::kFloat32 ? 96 : 128; }
 

@@ -30,7 +30,8 @@ void for_each_lower_square(int64_t n, Square square, Entry entry) {
   }
 }
 
-template <class T>
+// The triangle that `upper` names, or the mean of both, which on the diagonal is there already.
+template <bool kSumsOverflow = false, class T>
 void load_upper(const T* a, int64_t n, bool upper, bool symmetrize, const SplitRows<T>& u) {
   using R = Real<T>;
   const int64_t rows = round_up(n, kTileRows);
@@ -44,8 +45,9 @@ void load_upper(const T* a, int64_t n, bool upper, bool symmetrize, const SplitR
   for (int64_t k = 0; k < n; ++k) {
     R* row = u.row(k);
     if (symmetrize) {
-      for (int64_t j = k; j < n; ++j) {
-        u.set(row, j, scale(a[k * n + j] + u.get(row, j), R(0.5)));
+      for (int64_t j = k + 1; j < n; ++j) {
+        const T above = a[k * n + j], below = conj(u.get(row, j));
+        u.set(row, j, kSumsOverflow ? hermitian_mean(above, below) : half_sum(above, below));
       }
     } else if (upper) {
       for (int64_t j = k; j < n; ++j) u.set(row, j, a[k * n + j]);

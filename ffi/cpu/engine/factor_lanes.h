@@ -109,16 +109,17 @@ int64_t factor_tiles(int64_t n) {
   return columns * (columns + 1) / 2;
 }
 
-// Both triangles are there; the one that `upper` names becomes the mean of both.
+// Both triangles are there; the one that `upper` names becomes the mean of both. On the diagonal it
+// is that already.
 template <class T>
 void symmetrize(const GroupMatrix<T>& a, bool upper) {
   const int64_t pitch = a.pitch();
   for (int64_t i = 0; i < a.n; ++i) {
-    for (int64_t j = 0; j <= i; ++j) {
+    for (int64_t j = 0; j < i; ++j) {
       Lanes<T>& lower_entry = a.entries[i * pitch + j];
       Lanes<T>& upper_entry = a.entries[j * pitch + i];
       Lanes<T>& kept = upper ? upper_entry : lower_entry;
-      kept = hermitian_mean(kept, upper ? lower_entry : upper_entry);
+      kept = half_sum(kept, upper ? lower_entry : upper_entry);
     }
   }
 }

@@ -125,10 +125,10 @@ JAX_BATCHED_INLINE Simd<R> factor_fixed(FixedEntries<R, n * n>& a) {
 template <bool kUpper, int n, class R>
 JAX_BATCHED_INLINE void symmetrize_fixed(FixedEntries<R, n * n>& a) {
   unrolled<n>([&](auto i) JAX_BATCHED_INLINED {
-    unrolled<i + 1>([&](auto j) JAX_BATCHED_INLINED {
+    unrolled<i>([&](auto j) JAX_BATCHED_INLINED {
       constexpr int entry = fixed_entry<n, kUpper, false>(i, j);
       constexpr int mirrored = fixed_entry<n, !kUpper, false>(i, j);
-      a.set(entry, hermitian_mean(a.get(entry), a.get(mirrored)));
+      a.set(entry, half_sum(a.get(entry), a.get(mirrored)));
     });
   });
 }

@@ -30,7 +30,6 @@ namespace jax_batched::cpu::JAX_BATCHED_ISA {
 // The names below are overloads of these.
 using jax_batched::conj;
 using jax_batched::divide;
-using jax_batched::hermitian_mean;
 using jax_batched::real;
 using jax_batched::scale;
 using jax_batched::sub_mul;
@@ -247,6 +246,12 @@ JAX_BATCHED_INLINE Complex<Simd<R>> divide(Complex<Simd<R>> a, Complex<Simd<R>> 
   const Simd<R> im = sub_mul(select(swapped, -t, t), select(swapped, -r, r), s);
   const Simd<R> d = select(is_real, b.re, sub_mul(p, -r, q));
   return {select(is_real, a.re, re) / d, select(is_real, a.im, im) / d};
+}
+
+// hermitian_mean() of entries whose sum does not overflow.
+template <class T>
+JAX_BATCHED_INLINE T half_sum(T a_ij, T a_ji) {
+  return scale(a_ij + conj(a_ji), Real<T>(0.5));
 }
 
 // T in every lane of a register, split into real and imaginary parts.

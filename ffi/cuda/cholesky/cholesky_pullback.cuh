@@ -316,14 +316,26 @@ struct PullbackKernel {
     }
   }
 
-  // Entries of the triangle that was read stand for both: off the diagonal they have all of Z.
-  __device__ __forceinline__ void store(T* result, bool symmetrize) const {
-    const Real<T> off_diagonal = symmetrize ? Real<T>(0.5) : Real<T>(1);
+  // Whether Z, or a sum on the way to it, overflowed: what is not finite in a row of Z makes all
+  // that follows in the row so, and at last the first entry. (But for a factor of NaN.)
+  __device__ __forceinline__ bool overflowed(const T* factor) const {
+    return !(absolute(real(z(0, 0))) < kInfinity<Real<T>>) && real(*factor) > Real<T>(0);
+  }
+
+  __device__ __forceinline__ void multiply_cotangent(Real<T> unit) const {
+    for (int e = member; e < Rows::begin(n); e += members) {
+      z.entries[e] = scale(z.entries[e], unit);
+    }
+  }
+
+  // S = half Z. Entries of the triangle that was read stand for both: off the diagonal, twice S.
+  __device__ __forceinline__ void store(T* result, bool symmetrize, Real<T> half) const {
+    const Real<T> off_diagonal = symmetrize ? half : half + half;
     for (int block = 0; block < blocks(); ++block) {
       for_each_entry(block, block, false, result, [&](int below, const T& from, T& to) {
         const T value = upper ? from : conj(from);
         const bool data = symmetrize || (upper ? below <= 0 : below >= 0);
-        to = data ? scale(value, below == 0 ? Real<T>(0.5) : off_diagonal) : T(0);
+        to = data ? scale(value, below == 0 ? half : off_diagonal) : T(0);
       });
       for (int column = 0; column < blocks(); ++column) {
         if (column == block) continue;
@@ -348,15 +360,29 @@ __global__ void __launch_bounds__((PullbackKernel<T, kLanes, kWide>::kMaxThreads
   const int64_t matrix = min(place, p.batch - 1);
   const int64_t size = int64_t{p.n} * p.n;
   const T* factor = p.factor.at<const T>(matrix, size);
-  kernel.load_cotangent(p.cotangent.at<const T>(matrix, size));
-  const int last = (p.n - 1) / Kernel::kPanel * Kernel::kPanel;
-  kernel.load_panel(factor, last);
-  kernel.pad_panel(last);
-  commit_copies();
-  wait_for_copies<0>();
-  Kernel::sync();
-  kernel.sweep(factor);
-  if (place == matrix) kernel.store(p.result.at<T>(matrix, size), p.symmetrize);
+  Real<T> half(0.5);
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+    // What depends on n is computed here, not kept in registers for another time.
+    asm volatile("" : "+r"(kernel.n));
+    kernel.load_cotangent(p.cotangent.at<const T>(matrix, size));
+    const int last = (p.n - 1) / Kernel::kPanel * Kernel::kPanel;
+    kernel.load_panel(factor, last);
+    kernel.pad_panel(last);
+    commit_copies();
+    wait_for_copies<0>();
+    Kernel::sync();
+    if (again) {
+      kernel.multiply_cotangent(Real<T>(0.5) / half);
+      Kernel::sync();
+    }
+    kernel.sweep(factor);
+    const bool overflowed = kernel.overflowed(factor);
+    if (again || !__any_sync(kFullWarp, overflowed)) break;
+    if (overflowed) half = Real<T>(0.5 / p.kSmallCotangent);
+    Kernel::sync();
+  }
+  if (place == matrix) kernel.store(p.result.at<T>(matrix, size), p.symmetrize, half);
 }
 
 }  // namespace jax_batched::cuda

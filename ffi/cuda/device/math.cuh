@@ -1,16 +1,11 @@
 // Scalar device arithmetic of the Cholesky family: the root of a pivot, shuffles, 16-byte vectors.
 #pragma once
 
-#include <limits>
-
 #include "ffi/common/scalar.h"
 
 namespace jax_batched::cuda {
 
 inline constexpr unsigned kFullWarp = 0xffffffffu;
-
-template <class R>
-inline constexpr R kInfinity = std::numeric_limits<R>::infinity();
 
 // sqrt(d) and 1 / sqrt(d) of a pivot.
 template <class R>
