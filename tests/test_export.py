@@ -1,6 +1,7 @@
 """jax.export: every operation, for the CPU, for CUDA without a GPU, for both, any batch."""
 
 import functools
+import itertools
 import json
 import re
 import subprocess
@@ -19,11 +20,11 @@ from jax_batched import _ffi
 
 HERE = "cuda" if jax.default_backend() == "gpu" else "cpu"
 PLATFORMS = (("cpu",), ("cuda",), ("cpu", "cuda"))
-ROOT = Path(__file__).parents[1]
 STORED = Path(__file__).parent / "exported"
 # JAX takes a symbolic size for at least 1: a batch that may be empty is b - 1.
 BATCH = "b - 1"
 BATCHES = (0, 1, 8)
+SIZES = range(1, 513)
 
 
 def export(f, *shapes, platforms=(HERE,), dtype="float32", checks=None, batch=BATCH):
@@ -57,12 +58,12 @@ def targets(exported):
 @pytest.mark.parametrize("op", ops.REDUCED, ids=ops.ids)
 def test_every_operation_for_every_platform(op, platforms):
     # JAX's LU path gathers, which needs a batch that is not empty.
-    batch = BATCH if op.operation else "b"
+    batch = BATCH if op.kernels else "b"
     exported = export(op, *core_shapes(op), platforms=platforms, batch=batch)
     assert exported.platforms == platforms
-    assert targets(exported) == ({op.operation} if op.operation else set())
+    assert targets(exported) == ({op.operation} if op.kernels else set())
     if HERE in platforms:
-        for batch in BATCHES if op.operation else (1, 8):
+        for batch in BATCHES if op.kernels else (1, 8):
             operands = op.operands("float32", batch=(batch,), n=3, nrhs=2)
             check(op, operands, exported.call(*operands))
 
@@ -193,47 +194,38 @@ def test_the_disabled_checks_are_needed_and_enough(op):
         export(op, *core_shapes(op), checks=others)
 
 
-def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do():
-    text = (ROOT / "ffi/cuda/tiers.h").read_text()
-    for operation, table in (("cholesky", "kCholeskyTiers"), ("solve_pos", "kSolvePosTiers")):
-        rows = re.findall(
-            r"DType::kFloat16, (\d+), (\d+)", text.split(f"{table}[] = {{")[1].split("};")[0]
-        )
-        served = {n for low, high in rows for n in range(int(low), int(high) + 1)}
-        assert served == {n for n in range(1, 600) if _ffi.serves_stored("cuda", operation, n)}
-    assert not _ffi.serves_stored("cpu", "cholesky", 8)
-    solve, factor = ops.BY_NAME["solve_pos-lower"], ops.BY_NAME["cholesky-lower-mean"]
-    for dtype, short in zip(ops.STORED, ("xf16>", "xbf16>"), strict=True):
-        cases = [(solve, n, (n, k)) for n, k in ((48, 1), (48, 2), (49, 1), (8, "k"))]
-        for op, n, *rhs in [*cases, (factor, 96), (factor, 97)]:
-            text = export(op, (n, n), *rhs, platforms=("cuda",), dtype=dtype).mlir_module()
+@pytest.mark.parametrize("stored", ops.STORED)
+def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do(stored):
+    """At the edges of the rows' own ranges, and with more than one right-hand side."""
+    short = {"float16": "xf16>", "bfloat16": "xbf16>"}[stored]
+    for op in ops.ONE_EACH:
+        shapes = [(n, 1) for n in {8, op.stored_max_n, op.stored_max_n + 1} - {0}]
+        for n, nrhs in [*shapes, *([(8, 2), (8, "k")] if op.takes_b else [])]:
+            rhs = (n, nrhs) if op.left_side else (nrhs, n)
+            shapes = [(n, n), rhs] if op.takes_b else [(n, n)]
+            text = export(op, *shapes, platforms=("cuda",), dtype=stored).mlir_module()
             calls = [line for line in text.splitlines() if "@jax_batched." in line]
-            as_stored = (n, *rhs) in ((48, (48, 1)), (96,))
-            assert calls and all((short in line) == as_stored for line in calls)
+            as_stored = n <= op.stored_max_n and nrhs == 1
+            assert calls and all((short in line) == as_stored for line in calls), (op.name, n, nrhs)
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-def test_the_form_of_a_solve_for_cuda_is_that_of_its_kernels(dtype):
-    """What a machine without the CUDA module knows of them is what their table says."""
-    name = dtype[0].upper() + dtype[1:]
-    text = (ROOT / "ffi/cuda/tiers.h").read_text()
-    table = text.split("kSolvePosTiers[] = {")[1]
-    rows = re.findall(rf"DType::k{name}, (\d+), (\d+)", table.split("};")[0])
-    largest = max(int(row[1]) for row in rows)
-    assert _ffi.max_fused_n("cuda", dtype) == largest
-    op = ops.BY_NAME["solve_pos-lower"]
-    composed = {"cholesky", "cho_solve"}
-    cases = [(largest, 1, {"solve_pos"}), (largest + 1, 1, composed)]
-    if dtype == "float32":  # beyond 96 rows: for one right-hand side
-        cases += [(96, 17, {"solve_pos"}), (97, 1, {"solve_pos"}), (97, 2, composed)]
-    if dtype == "float64":  # beyond the registers of a warp: for few right-hand sides
-        cases += [(64, 17, {"solve_pos"}), (65, 16, {"solve_pos"}), (65, 17, composed)]
-    if dtype in ("complex64", "complex128"):  # beyond the registers of a warp: for one
-        n = 64 if dtype == "complex64" else 48
-        cases += [(n, 17, {"solve_pos"}), (n + 1, 1, {"solve_pos"}), (n + 1, 2, composed)]
-    for n, nrhs, expected in cases:
-        exported = export(op, (n, n), (n, nrhs), platforms=("cuda",), dtype=dtype)
-        assert targets(exported) == expected
+@pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
+def test_the_form_of_a_call_for_cuda_is_that_of_its_kernels(op, dtype):
+    """A machine without the CUDA module knows what they serve: as the rows say, size by size."""
+    many = (1, 2, 16, 17) if op.takes_b else (1,)
+    forms = {nrhs: [frozenset(op.kernels_called(dtype, n, nrhs)) for n in SIZES] for nrhs in many}
+    edges = {
+        SIZES[i + step]
+        for form in forms.values()
+        for i, (one, next_one) in enumerate(itertools.pairwise(form))
+        if one != next_one
+        for step in (0, 1)
+    }
+    for n, nrhs in itertools.product(sorted({1, *edges}), many):
+        shapes = [(n, n), (n, nrhs) if op.left_side else (nrhs, n)][: 1 + op.takes_b]
+        exported = export(op, *shapes, platforms=("cuda",), dtype=dtype)
+        assert targets(exported) == op.kernels_called(dtype, n, nrhs), (n, nrhs)
 
 
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
@@ -283,7 +275,7 @@ def test_programs_of_earlier_versions_run(file):
     name, dtype = file.stem.rsplit("-", 1)
     gradient = name.startswith("gradient-")
     op = ops.BY_NAME[name.removeprefix("gradient-")]
-    call = ops.gradient(op) if gradient else op.with_info if op in ops.FACTORING else op
+    call = ops.gradient(op) if gradient else op.with_info if op.can_fail else op
     for batch in BATCHES:
         operands = op.operands(dtype, batch=(batch,), n=6, nrhs=3)
         ours = exported.call(*operands)
