@@ -23,10 +23,10 @@ _ON_CPU = jax.default_backend() == "cpu"
 
 # Kernels that can be forced on this platform; "" is the one that the library picks.
 KERNELS = ("", "reference") if _ON_CPU else ("", *sorted({tier.kernel for tier in cuda_tiers()}))
-# Ways without a kernel that can be forced like one ("composed" is to be another), at small sizes:
-# at others they are what every operation becomes.
+# Ways without a kernel that can be forced like one ("composed" is to be another), at a few sizes:
+# they do not change with n, and are slow to compile.
 PATHS = ("lax",)
-PATH_MAX_N = 17
+PATH_SIZES = (1, 3, 9)
 
 FAMILIES = [
     importlib.import_module(f"families.{module.name}")
@@ -76,7 +76,7 @@ def serves(op: Op, kernel: str, dtype: Any, n: int, nrhs: int = 1) -> bool:
     if not op.kernels or n > op.max_n:
         return False
     if kernel in PATHS:
-        return kernel in op.paths and n <= PATH_MAX_N
+        return kernel in op.paths and n in PATH_SIZES
     if _ON_CPU:
         return True
     nrhs = nrhs if op.takes_b else 1

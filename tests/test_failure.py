@@ -67,7 +67,9 @@ def check_pattern(op, result, info, expected_info):
     assert np.isfinite(result[~failed]).all()
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL, paths=ops.PATHS), ids=ops.ids
+)
 def test_info_is_the_first_column_that_fails(op, kernel, dtype):
     """A negative pivot or one that is exactly zero, in every column."""
     sizes = [n for n in SIZES if ops.serves(op, kernel, dtype, n, one_or_two(n))]
@@ -87,7 +89,9 @@ def test_info_is_the_first_column_that_fails(op, kernel, dtype):
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "stored"), ops.by_kernel(ops.CAN_FAIL, dtypes=ops.STORED), ids=ops.ids
+    ("op", "kernel", "stored"),
+    ops.by_kernel(ops.CAN_FAIL, dtypes=ops.STORED, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_info_in_half_precision(op, kernel, stored):
     """Small integers are exact in 16 bits. Odd matrices of the batch fail, even ones do not.
@@ -132,7 +136,9 @@ def test_beyond_the_kernels_the_contract_is_the_same(op, dtype):
 @pytest.mark.parametrize("where", ("diagonal", "off_diagonal"))
 @pytest.mark.parametrize("value", (np.nan, np.inf, -np.inf))
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL, dtypes=("float64",)), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.CAN_FAIL, dtypes=("float64",), paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_entries_that_are_not_finite(op, kernel, dtype, value, where):
     """NaN and infinities in every column, in a group with healthy matrices; as the plain kernel."""
@@ -161,7 +167,9 @@ def test_entries_that_are_not_finite(op, kernel, dtype, value, where):
             np.testing.assert_array_equal(info[2::2], columns[1:])
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL, paths=ops.PATHS), ids=ops.ids
+)
 def test_neighbours_of_a_failed_matrix_keep_their_bits(op, kernel, dtype):
     """First, last, alternate, all but one of a group of 32 fail; the others do not notice."""
     batch = 70
@@ -234,7 +242,7 @@ def test_info_of_a_general_solve():
 
 @pytest.mark.parametrize(
     ("op", "kernel", "dtype"),
-    ops.by_kernel(ops.SUBSTITUTING, (4, 9, 33), dtypes=("float32", "float64")),
+    ops.by_kernel(ops.SUBSTITUTING, (4, 9, 33), dtypes=("float32", "float64"), paths=ops.PATHS),
     ids=ops.ids,
 )
 def test_a_bad_factor_spoils_its_own_system_only(op, kernel, dtype):
@@ -258,7 +266,7 @@ def test_a_bad_factor_spoils_its_own_system_only(op, kernel, dtype):
 
 @pytest.mark.parametrize(
     ("op", "kernel", "dtype"),
-    ops.by_kernel(ops.CAN_FAIL, dtypes=("complex64", "complex128")),
+    ops.by_kernel(ops.CAN_FAIL, dtypes=("complex64", "complex128"), paths=ops.PATHS),
     ids=ops.ids,
 )
 def test_the_imaginary_part_of_the_diagonal_is_not_read(op, kernel, dtype):
@@ -297,7 +305,9 @@ def test_symmetrizing_reads_both_triangles():
             assert info == 3
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS, paths=ops.PATHS), ids=ops.ids
+)
 def test_powers_of_two_pass_through(op, kernel, dtype):
     """Scaling by a power of two is exact, so huge and tiny matrices have the same digits."""
     power = 24 if np.finfo(dtype).bits == 32 else 250
@@ -315,7 +325,9 @@ def test_powers_of_two_pass_through(op, kernel, dtype):
             assert ops.same_bits(x, unscaled * x_scale)
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL, paths=ops.PATHS), ids=ops.ids
+)
 def test_badly_scaled_rows_keep_their_digits(op, kernel, dtype):
     """D A D with powers of two in D, from tiny to huge: each row of the result is as accurate."""
     for n in (4, 9, 17, 33, 65, 99, 121):
@@ -433,7 +445,9 @@ def spectrum(rng, dtype, n, condition):
     return (q * values) @ matrices.adjoint(q)
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL), ids=ops.ids)
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL, paths=ops.PATHS), ids=ops.ids
+)
 def test_ill_conditioned_matrices_keep_a_small_residual(op, kernel, dtype):
     eps = np.finfo(dtype).eps
     sizes = [

@@ -1,4 +1,7 @@
-"""Platforms without kernels of ours: every operation lowers for them, and calls nothing of ours."""
+"""Where there are no kernels of ours, every operation lowers without a call of ours.
+
+On other platforms, and here where a path without kernels is forced.
+"""
 
 import itertools
 
@@ -49,6 +52,14 @@ def test_lowers_without_calls_of_ours(op, platform, dtype):
     text = lowered(everything(op), shapes_of(op, dtype), (platform,))
     assert "func.func public @main" in text
     assert "jax_batched." not in text
+
+
+@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
+def test_the_forced_lax_path_calls_nothing_of_ours(op):
+    shapes = shapes_of(op, "float32")
+    with ops.force_kernel("lax"):
+        assert "jax_batched." not in lowered(everything(op), shapes, ("cpu",))
+    assert "jax_batched." in lowered(everything(op), shapes, ("cpu",))
 
 
 @pytest.mark.parametrize("op", ROWS, ids=ops.ids)

@@ -42,21 +42,28 @@ def check_sizes(op, dtype, sizes, kernel):
         op.check(operands, result)
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.TABLE), ids=ops.ids)
+@pytest.mark.every_row
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.TABLE, paths=ops.PATHS), ids=ops.ids
+)
 def test_every_option(op, dtype, kernel):
     # JAX's own LU is slow to compile.
     check_sizes(op, dtype, SHORT if op.kernels else (1, 3, 9, 33), kernel)
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS, SMALL + MEDIUM), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.WITH_KERNELS, SMALL + MEDIUM, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_sizes_around_every_edge(op, dtype, kernel):
     check_sizes(op, dtype, SMALL + MEDIUM, kernel)
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.ONE_EACH, FORCED_LARGE), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.ONE_EACH, FORCED_LARGE, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_large_sizes(op, dtype, kernel):
     check_sizes(op, dtype, LARGE if kernel == "" else FORCED_LARGE, kernel)
@@ -70,7 +77,9 @@ def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.SUBSTITUTING, (5, 33)), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.SUBSTITUTING, (5, 33), paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_every_number_of_right_hand_sides(op, dtype, kernel):
     cases = [
@@ -125,7 +134,9 @@ def test_eager_is_compiled_bit_for_bit(op, dtype):
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "stored"), ops.by_kernel(ops.WITH_KERNELS, dtypes=ops.STORED), ids=ops.ids
+    ("op", "kernel", "stored"),
+    ops.by_kernel(ops.WITH_KERNELS, dtypes=ops.STORED, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_half_precision_is_float32_rounded_once(op, kernel, stored):
     """Bit for bit. (A kernel of 16-bit elements without one of float32: against the default.)

@@ -20,16 +20,17 @@ BATCH = (3, 4)
 
 
 @pytest.mark.parametrize("axis", (0, 1, 2, -1, -2))
-@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
-def test_any_axis_in_and_out(op, axis):
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ops.WITH_KERNELS), ids=ops.ids)
+def test_any_axis_in_and_out(op, path, axis):
     operands = op.operands("float64", batch=(4,), n=3, nrhs=2)
     mapped = [np.moveaxis(x, 0, axis) for x in operands]
-    x = jax.vmap(op, in_axes=axis, out_axes=axis)(*mapped)
+    with ops.force_kernel(path):
+        x = jax.vmap(op, in_axes=axis, out_axes=axis)(*mapped)
     op.check(operands, np.moveaxis(np.asarray(x), axis, 0))
 
 
-@pytest.mark.parametrize("op", ops.SOLVING, ids=ops.ids)
-def test_two_levels_of_every_combination_of_mapped_operands(op):
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ops.SOLVING), ids=ops.ids)
+def test_two_levels_of_every_combination_of_mapped_operands(op, path):
     choices = [(0, 0), (0, None), (None, 0)]
     levels = list(itertools.product(choices, choices))
     rng = np.random.default_rng(0)
@@ -56,7 +57,7 @@ def test_two_levels_of_every_combination_of_mapped_operands(op):
             for (outer, inner), case in zip(levels, cases, strict=True)
         ]
 
-    for operands, x in zip(full, ops.compiled(every_pair, cases), strict=True):
+    for operands, x in zip(full, ops.compiled(every_pair, cases, kernel=path), strict=True):
         op.check(operands, x)
 
 
@@ -153,14 +154,14 @@ def test_a_shared_right_hand_side_is_never_copied(op):
         ((1, 1), (1,)),
     ],
 )
-@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
-def test_batch_dimensions_broadcast_as_numpys_do(op, a_batch, b_batch):
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ops.SUBSTITUTING), ids=ops.ids)
+def test_batch_dimensions_broadcast_as_numpys_do(op, path, a_batch, b_batch):
     rng = np.random.default_rng(0)
     a = op.spoil(op.make(rng, "float64", (*a_batch, 4, 4)))
     b = op.right_hand_side(rng, "float64", b_batch, 4, 2)
     batch = np.broadcast_shapes(a_batch, b_batch)
     full = [np.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (a, b)]
-    op.check(full, jax.jit(op)(a, b))
+    op.check(full, ops.compiled(op, a, b, kernel=path))
     if op.has_info:
         assert op.with_info(a, b)[1].shape == batch
 
