@@ -12,8 +12,7 @@ import numpy as np
 
 import jax_batched as jb
 from benchmarks.implementations import torch
-
-MAX_RATIO = 30.0  # LAPACK's own threshold for its test ratios
+from jax_batched._matrices import cho_solve_ratio, cholesky_ratio, product_ratio, solve_ratio
 
 Array = Any  # NumPy's: their arithmetic has no narrower type
 
@@ -51,26 +50,6 @@ def _triangular_floor(n: int, nrhs: int) -> float:
     return n * n / 2 + _other_rhs(n, nrhs)
 
 
-def _norm(x: Array) -> Array:
-    return np.linalg.norm(x, ord=1, axis=(-2, -1))
-
-
-def _gram(factor: Array) -> Array:
-    return np.matmul(factor, factor.mT.conj())
-
-
-def _factor_ratio(eps: float, a: Array, factor: Array) -> Array:
-    return _norm(a - _gram(factor)) / (a.shape[-1] * eps * _norm(a))
-
-
-def _solve_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:
-    return _norm(b - a @ x) / (a.shape[-1] * eps * _norm(a) * _norm(x))
-
-
-def _cho_solve_ratio(eps: float, factor: Array, b: Array, x: Array) -> Array:
-    return _solve_ratio(eps, _gram(factor), b, x)
-
-
 # Gradients, of real matrices. A solution's is -(x y^T + y x^T) / 2 with y = A^-1 x; who reads one
 # triangle puts both halves there, which the sum with the transpose does not see.
 def _log_determinant(cholesky: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -85,14 +64,13 @@ def _squared_solution(solve: Callable[[Any, Any], Any]) -> Callable[[Any, Any], 
 
 
 def _inverse_ratio(eps: float, a: Array, gradient: Array) -> Array:
-    return _solve_ratio(eps, a, np.eye(a.shape[-1]), gradient)
+    return solve_ratio(eps, a, np.eye(a.shape[-1]), gradient)
 
 
 def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> Array:
     x = np.linalg.solve(a, b)
     outer = x @ np.linalg.solve(a, x).mT
-    error = gradient + gradient.mT + outer + outer.mT
-    return _norm(error) / (a.shape[-1] * eps * _norm(outer + outer.mT))
+    return product_ratio(eps, -outer - outer.mT, gradient + gradient.mT)
 
 
 def _solve_pos(a: Any, b: Any) -> Any:
@@ -107,7 +85,7 @@ OPERATIONS: dict[str, Operation] = {
     "cholesky": Operation(
         operands=("spd",),
         floor=_factor_floor,
-        ratio=_factor_ratio,
+        ratio=cholesky_ratio,
         calls={
             "jax_batched": lambda a: jb.cholesky(a, symmetrize_input=False),
             "jax_batched:fast": lambda a: jb.cholesky(a, symmetrize_input=False, accuracy="fast"),
@@ -118,7 +96,7 @@ OPERATIONS: dict[str, Operation] = {
     "cholesky_symmetrize": Operation(
         operands=("spd",),
         floor=_factor_floor,
-        ratio=_factor_ratio,
+        ratio=cholesky_ratio,
         calls={
             "jax_batched": lambda a: jb.cholesky(a),
             "jax": lambda a: jax.lax.linalg.cholesky(a),
@@ -127,7 +105,7 @@ OPERATIONS: dict[str, Operation] = {
     "cho_solve": Operation(
         operands=("factor", "rhs"),
         floor=_solve_floor,
-        ratio=_cho_solve_ratio,
+        ratio=cho_solve_ratio,
         calls={
             "jax_batched": lambda c, b: jb.cho_solve((c, True), b),
             "jax": lambda c, b: jax.scipy.linalg.cho_solve((c, True), b),
@@ -137,7 +115,7 @@ OPERATIONS: dict[str, Operation] = {
     "triangular_solve": Operation(
         operands=("factor", "rhs"),
         floor=_triangular_floor,
-        ratio=_solve_ratio,
+        ratio=solve_ratio,
         calls={
             "jax_batched": lambda c, b: jb.triangular_solve(c, b, left_side=True, lower=True),
             "jax": lambda c, b: jax.lax.linalg.triangular_solve(c, b, left_side=True, lower=True),
@@ -147,7 +125,7 @@ OPERATIONS: dict[str, Operation] = {
     "solve_pos": Operation(
         operands=("spd", "rhs"),
         floor=_solve_floor,
-        ratio=_solve_ratio,
+        ratio=solve_ratio,
         calls={
             "jax_batched": _solve_pos,
             "jax_batched:fast": lambda a, b: jb.solve(
@@ -161,7 +139,7 @@ OPERATIONS: dict[str, Operation] = {
     "refined_solve": Operation(
         operands=("spd", "rhs"),
         floor=_solve_floor,
-        ratio=_solve_ratio,
+        ratio=solve_ratio,
         calls={
             "jax_batched": lambda a, b: jb.refined_solve(a, b, lower=True)[0],
             "jax": _jax_solve_pos,

@@ -29,10 +29,11 @@ from benchmarks.implementations import (
     torch_installed,
 )
 from benchmarks.inputs import Inputs, filling
-from benchmarks.operations import MAX_RATIO, OPERATIONS, USUAL_OPERATIONS, Operation
+from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS, Operation
 from benchmarks.plot import write_pictures
 from benchmarks.table import OURS
 from jax_batched import tune
+from jax_batched._matrices import MAX_RATIO
 
 SAMPLE = 100  # systems of a batch whose results are tested
 STORED = ("float16", "bfloat16")  # no peer takes them

@@ -24,9 +24,17 @@ import numpy as np
 
 import jax_batched as jb
 from jax_batched import _ffi, _tuned
+from jax_batched._matrices import (
+    MAX_RATIO,
+    Array,
+    cho_solve_ratio,
+    cholesky_ratio,
+    graded_spd,
+    normal,
+    solve_ratio,
+    triangular,
+)
 from jax_batched._tuned import Block, Kind, Table, ranges, read_table, write_table
-
-Array = np.ndarray[Any, Any]
 
 DTYPES = ("float32", "float64", "complex64", "complex128")
 # Of these operations: a number of right-hand sides that is measured, and the largest that it stands
@@ -37,7 +45,6 @@ SIZES = sorted({*range(1, 17), *range(20, 65, 4), *range(72, 129, 8), *range(160
 LARGE_N = 185  # from here on (what rounds up to 192) 512 MiB are few waves of blocks on a large GPU
 LARGE_MEBIBYTES = 4096
 
-MAX_RATIO = 30.0  # LAPACK's threshold for its test ratios
 DISTINCT = 64  # matrices with values of their own; the batch repeats them
 ROUNDS = 5
 ROUND_S = 0.01
@@ -132,40 +139,8 @@ def compute_capability() -> int:
     return 10 * int(major) + int(minor)
 
 
-def _normal(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
-    x = rng.standard_normal(shape)
-    return x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x
-
-
-def _positive_definite(rng: np.random.Generator, dtype: str, count: int, n: int) -> Array:
-    """Definite matrices, every second one graded: its rows fall by up to 10^-3."""
-    g = _normal(rng, dtype, (count, n, n)) / np.sqrt(n)
-    a = g @ np.conj(np.swapaxes(g, -1, -2)) + 0.1 * np.eye(n)
-    scale = np.where(np.arange(count) % 2, 1e-3, 1.0)[:, None] ** np.linspace(0, 1, n)
-    return np.asarray(a * scale[:, :, None] * scale[:, None, :])
-
-
-def _triangular(rng: np.random.Generator, dtype: str, count: int, n: int) -> Array:
-    """Lower triangular matrices with a condition number of about 10."""
-    g = _normal(rng, dtype, (count, n, n))
-    return np.tril(g, -1) / n + np.eye(n) * rng.uniform(1, 2, (count, n, 1))
-
-
-def _factor_ratio(eps: float, a: Array, factor: Array) -> Array:
-    product = factor @ np.conj(np.swapaxes(factor, -1, -2))
-    return np.asarray(_norm(a - product) / (a.shape[-1] * eps * _norm(a)))
-
-
-def _solve_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:
-    return np.asarray(_norm(b - a @ x) / (a.shape[-1] * eps * _norm(a) * _norm(x)))
-
-
-def _factored_ratio(eps: float, factor: Array, b: Array, x: Array) -> Array:
-    return _solve_ratio(eps, factor @ np.conj(np.swapaxes(factor, -1, -2)), b, x)
-
-
-def _norm(x: Array) -> Array:
-    return np.asarray(np.linalg.norm(x, ord=1, axis=(-2, -1)))
+def _lower(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> Array:
+    return np.tril(triangular(rng, dtype, shape))
 
 
 class Recipe(NamedTuple):
@@ -178,7 +153,7 @@ class Recipe(NamedTuple):
       ratio: LAPACK's test ratio of each matrix, from eps, the operands and the result.
     """
 
-    make: Callable[[np.random.Generator, str, int, int], Array]
+    make: Callable[[np.random.Generator, str, tuple[int, ...]], Array]
     solves: bool
     call: Callable[[str], Callable[..., jax.Array]]
     ratio: Callable[..., Array]
@@ -186,28 +161,28 @@ class Recipe(NamedTuple):
 
 RECIPES = {
     "cholesky": Recipe(
-        _positive_definite,
+        graded_spd,
         False,
         lambda accuracy: lambda a: jb.cholesky(a, symmetrize_input=False, accuracy=accuracy),
-        _factor_ratio,
+        cholesky_ratio,
     ),
     "solve_pos": Recipe(
-        _positive_definite,
+        graded_spd,
         True,
         lambda accuracy: lambda a, b: jb.solve(a, b, assume_a="pos", lower=True, accuracy=accuracy),
-        _solve_ratio,
+        solve_ratio,
     ),
     "triangular_solve": Recipe(
-        _triangular,
+        _lower,
         True,
         lambda accuracy: lambda a, b: jb.triangular_solve(a, b, left_side=True, lower=True),
-        _solve_ratio,
+        solve_ratio,
     ),
     "cho_solve": Recipe(
-        _triangular,
+        _lower,
         True,
         lambda accuracy: lambda c, b: jb.cho_solve((c, True), b),
-        _factored_ratio,
+        cho_solve_ratio,
     ),
 }
 
@@ -243,9 +218,9 @@ class Point:
         batch = max(1, int(mebibytes * 2**20) // entries)
         distinct = min(DISTINCT, batch)
         rng = np.random.default_rng(n)
-        operands = [self.recipe.make(rng, kind.dtype, distinct, n)]
+        operands = [self.recipe.make(rng, kind.dtype, (distinct, n, n))]
         if self.recipe.solves:
-            operands.append(_normal(rng, kind.dtype, (distinct, n, nrhs)))
+            operands.append(normal(rng, kind.dtype, (distinct, n, nrhs)))
         self.known = [x.astype(kind.dtype) for x in operands]
         repeat = jax.jit(lambda x: jnp.tile(x, (batch // distinct, 1, 1)))
         self.operands = [repeat(x) for x in self.known]

@@ -1,5 +1,7 @@
-"""Set before JAX and NumPy start: 8 CPU devices for the sharding tests, no preallocation on a GPU,
-one thread for each worker's NumPy."""
+"""Flags, set before JAX and NumPy start, and the selection of cases that run by default.
+
+8 CPU devices are for the sharding tests; no preallocation on a GPU; one thread for each worker's
+NumPy."""
 
 import importlib
 import os
@@ -15,6 +17,44 @@ import jax
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run every case of every test, not a cover of their parameters; compile as users do",
+    )
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "every_row: the cover has every row of the table")
+    if not config.getoption("--exhaustive"):
+        # Programs here are short and run once: compiling them is what takes the time.
+        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Without --exhaustive, leaves a cover of the cases of each test (see selection.py)."""
+    if config.getoption("--exhaustive"):
+        return
+    import selection  # which imports the library: not before the flags are set
+
+    tests = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept = set()
+    for name, cases in tests.items():
+        parameters = [getattr(item, "callspec", None) for item in cases]
+        chosen = selection.cover(
+            [{} if spec is None else spec.params for spec in parameters],
+            name,
+            every_row=cases[0].get_closest_marker("every_row") is not None,
+        )
+        kept.update(cases[i].nodeid for i in chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
 
 
 def _free_gib() -> float:

@@ -106,11 +106,11 @@ def main() -> None:
                 cases = [
                     operands(op, dtype, arguments.batch if n <= 100 else 3, n, nrhs)
                     for n in sizes
-                    for nrhs in ((1,) if op.factors else NRHS.get(kernel, (1, 5)))
+                    for nrhs in (NRHS.get(kernel, (1, 5)) if op.takes_b else (1,))
                     if ops.serves(op, kernel, dtype, n, nrhs)
                 ]
                 calls += check(op, op, cases, kernel)
-            if dtype == "float32" and op in ops.FACTORING:
+            if dtype == "float32" and op.can_fail:
                 fast = [operands(op, dtype, 3, n, 1) for n in FAST_SIZES]
                 calls += check(op, op.fast, fast)
             print(op.name, dtype, calls, "calls", flush=True)

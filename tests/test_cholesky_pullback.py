@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import ops
 import pytest
+from families.cholesky import PULLBACK_MAX_N
 
 import jax_batched as jb
-from jax_batched import _ffi
+from jax_batched import _matrices as matrices
 from jax_batched.cholesky_pullback import cholesky_pullback_op, cholesky_pushforward_op
+
+CHOLESKY = ops.of("cholesky")
 
 PLATFORM = "cpu" if jax.default_backend() == "cpu" else "cuda"
 # Around the sizes where kernels change how they work, and where there is none.
@@ -31,11 +34,11 @@ every_flag = pytest.mark.parametrize("flags", FLAGS, ids=flags_ids)
 def operands(dtype, n, batch, *, upper, symmetrize, seed=0):
     """A factor and a cotangent, with NaN in the triangle that is not read."""
     rng = np.random.default_rng(seed)
-    below = ops.normal(rng, dtype, (*batch, n, n)) / (2 * np.sqrt(n))
+    below = matrices.normal(rng, dtype, (*batch, n, n)) / (2 * np.sqrt(n))
     diagonal = rng.uniform(1, 2, (*batch, n))
     lower = np.tril(np.where(np.eye(n, dtype=bool), diagonal[..., None], below))
-    factor = ops.adjoint(lower) if upper else lower
-    cotangent = ops.normal(rng, dtype, (*batch, n, n))
+    factor = matrices.adjoint(lower) if upper else lower
+    cotangent = matrices.normal(rng, dtype, (*batch, n, n))
     unread = np.tril(np.ones((n, n), bool), -1)
     cotangent[..., unread if upper else unread.T] = np.nan
     return factor.astype(dtype), cotangent.astype(dtype)
@@ -45,13 +48,13 @@ def expected(factor, cotangent, *, upper, symmetrize):
     """conj(S), S = L^-H (P + P^H) / 2 L^-1, P = Phi(L^H G), G = conj(cotangent); in float64."""
     n = factor.shape[-1]
     read = np.triu if upper else np.tril
-    factor, cotangent = ops.wide(factor), read(np.nan_to_num(ops.wide(cotangent)))
-    lower = ops.adjoint(factor) if upper else factor
-    gradient = np.conj(ops.adjoint(cotangent) if upper else cotangent)
-    p = np.tril(ops.adjoint(lower) @ gradient)
+    factor, cotangent = matrices.wide(factor), read(np.nan_to_num(matrices.wide(cotangent)))
+    lower = matrices.adjoint(factor) if upper else factor
+    gradient = np.conj(matrices.adjoint(cotangent) if upper else cotangent)
+    p = np.tril(matrices.adjoint(lower) @ gradient)
     p = np.where(np.eye(n, dtype=bool), np.real(p) / 2, p)
     inverse = np.linalg.inv(lower)
-    s = np.conj(ops.adjoint(inverse) @ ((p + ops.adjoint(p)) / 2) @ inverse)
+    s = np.conj(matrices.adjoint(inverse) @ ((p + matrices.adjoint(p)) / 2) @ inverse)
     return s if symmetrize else read(s) + read(s, 1 if upper else -1)
 
 
@@ -61,7 +64,7 @@ def check(result, factor, cotangent, flags):
     n = factor.shape[-1]
     scale = np.abs(want).max((-2, -1), keepdims=True)
     unit = np.finfo(result.dtype).eps
-    assert (np.abs(ops.wide(result) - want) <= 4 * (n + 4) * unit * scale).all()
+    assert (np.abs(matrices.wide(result) - want) <= 4 * (n + 4) * unit * scale).all()
     zero = np.zeros((n, n), bool)
     if not flags["symmetrize"]:
         zero = np.tril(~zero, -1) if flags["upper"] else np.triu(~zero, 1)
@@ -182,7 +185,7 @@ def test_each_map_is_the_transpose_of_the_other(flags, n, dtype):
     """With the pairing of JAX: the real part of a product, nothing conjugated."""
     factor, cotangent = operands(dtype, n, (3,), **flags)
     factor, cotangent = jnp.asarray(factor), jnp.nan_to_num(cotangent)
-    tangent = jnp.asarray(ops.normal(np.random.default_rng(1), dtype, (3, n, n)))
+    tangent = jnp.asarray(matrices.normal(np.random.default_rng(1), dtype, (3, n, n)))
 
     def pairing(x, y):
         return np.real(np.sum(np.asarray(x) * np.asarray(y)))
@@ -207,11 +210,11 @@ def test_a_gradient_is_one_factorization_and_one_pullback(dtype):
     def log_determinant(a):
         return 2 * jnp.sum(jnp.log(jnp.real(jnp.diagonal(jb.cholesky(a), axis1=-2, axis2=-1))))
 
-    limit = _ffi.max_pullback_n(PLATFORM, dtype)
+    limit = PULLBACK_MAX_N[PLATFORM][dtype]
     for n in (1, 8, 33, limit):
-        a = ops.CHOLESKY[0].operands(dtype, batch=(4,), n=n)[0]
+        a = CHOLESKY[0].operands(dtype, batch=(4,), n=n)[0]
         assert targets(jax.grad(log_determinant), a) == ["cholesky", "cholesky_pullback"]
-    a = ops.CHOLESKY[0].operands(dtype, batch=(4,), n=limit + 1)[0]
+    a = CHOLESKY[0].operands(dtype, batch=(4,), n=limit + 1)[0]
     assert targets(jax.grad(log_determinant), a) == ["cholesky", *["triangular_solve"] * 2]
 
 

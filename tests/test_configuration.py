@@ -10,7 +10,7 @@ import pytest
 
 import jax_batched as jb
 
-ROWS = [*ops.REDUCED, *ops.REFINED]
+ROWS = [*ops.REDUCED, *ops.COMPOSITE]
 
 
 @contextlib.contextmanager
@@ -30,7 +30,7 @@ def _program(op, calls, kernel):
         results = []
         for x in calls:
             results += [op(*x), ops.gradient(op)(*x), jax.vmap(op)(*x)]
-            if op in ops.FACTORING:
+            if op.can_fail:
                 results.append(op.with_info(*x))
         return results
 
@@ -66,5 +66,5 @@ def test_no_implicit_transfer(op):
     x = jax.device_put(op.operands("complex64", batch=(2,), n=4, nrhs=2))
     with jax.transfer_guard("disallow"):
         op(*x)
-        if op in ops.FACTORING or op in ops.SOLVE_GEN:
+        if op.has_info:
             op.with_info(*x)

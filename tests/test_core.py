@@ -159,7 +159,7 @@ def test_the_first_path_that_serves_is_taken():
         if forced == "reference" and jax.default_backend() != "cpu":
             continue
         with ops.force_kernel(forced):
-            text = jax.jit(lambda a: ops.CHOLESKY[0](a)).lower(a).as_text()
+            text = jax.jit(lambda a: ops.of("cholesky")[0](a)).lower(a).as_text()
         assert (f"jax_batched.{expected}.v1" in text) == (expected is not None)
     none = Operation(
         "test_no_kernels",

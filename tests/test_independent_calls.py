@@ -11,7 +11,7 @@ from pathlib import Path
 import ops
 import pytest
 
-ROWS = [*ops.ONE_EACH, *ops.SOLVE_GEN, *ops.REFINED[:1], *ops.REFINED[-1:]]
+ROWS = [*ops.ONE_EACH, *ops.of("solve_gen"), *ops.COMPOSITE[:1], *ops.COMPOSITE[-1:]]
 
 
 @pytest.mark.parametrize("op", ROWS, ids=ops.ids)

@@ -14,6 +14,8 @@ import pytest
 import jax_batched as jb
 from jax_batched import _ffi
 
+SOLVE_POS = ops.of("solve_pos")
+
 PLATFORMS = ("cpu", "cuda", "other")
 
 
@@ -144,7 +146,7 @@ def test_version():
 
 def test_the_cpu_serves_calls_on_any_machine():
     with jax.default_device(jax.devices("cpu")[0]):
-        a, b = ops.SOLVE_POS[0].operands("float64", batch=(3,), n=4)
+        a, b = SOLVE_POS[0].operands("float64", batch=(3,), n=4)
         x = jb.solve(a, b, assume_a="pos")
         assert {device.platform for device in x.devices()} == {"cpu"}
-        ops.SOLVE_POS[0].check((a, b), np.asarray(x))
+        SOLVE_POS[0].check((a, b), np.asarray(x))

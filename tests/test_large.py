@@ -35,7 +35,7 @@ def test_offsets_beyond_32_bits(batch, needs_memory):
     b = jnp.ones((7, 20, 1), jnp.float32)
     x = jb.solve(many, b[jnp.arange(batch) % 7], assume_a="pos")
     assert _repeats(x, x[:7])
-    ops.SOLVE_POS[0].check((few, np.asarray(b)), x[:7])
+    ops.of("solve_pos")[0].check((few, np.asarray(b)), x[:7])
 
 
 @pytest.mark.parametrize("batch", (3, pytest.param(258, id="258-on-a-gpu")))

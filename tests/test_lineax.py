@@ -10,6 +10,7 @@ import pytest
 
 lx = pytest.importorskip("lineax")
 
+from jax_batched import _matrices as matrices  # noqa: E402
 from jax_batched.lineax import Cholesky  # noqa: E402
 
 SOLVERS = (Cholesky(), Cholesky(accuracy="fast"))
@@ -18,8 +19,8 @@ BATCH, N = 4, 5
 
 def system(dtype="float64", batch=(), seed=0):
     rng = np.random.default_rng(seed)
-    a = ops.spd(rng, dtype, (*batch, N, N)).astype(dtype)
-    return jnp.asarray(a), jnp.asarray(ops.normal(rng, dtype, (*batch, N)).astype(dtype))
+    a = matrices.spd(rng, dtype, (*batch, N, N)).astype(dtype)
+    return jnp.asarray(a), jnp.asarray(matrices.normal(rng, dtype, (*batch, N)).astype(dtype))
 
 
 def operator(a, negative=False):

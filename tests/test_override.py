@@ -15,20 +15,21 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_batched as jb
+from jax_batched import _matrices as matrices
 
 TARGETS = {"jax_batched.cholesky.v1", "jax_batched.triangular_solve.v1"}
 
 
 def spd(dtype, batch=(3,), n=5, seed=0):
-    return ops.spd(np.random.default_rng(seed), dtype, (*batch, n, n)).astype(dtype)
+    return matrices.spd(np.random.default_rng(seed), dtype, (*batch, n, n)).astype(dtype)
 
 
 def rhs(dtype, batch=(3,), n=5, nrhs=2, seed=1):
-    return ops.normal(np.random.default_rng(seed), dtype, (*batch, n, nrhs)).astype(dtype)
+    return matrices.normal(np.random.default_rng(seed), dtype, (*batch, n, nrhs)).astype(dtype)
 
 
 def triangular(dtype, batch=(3,), n=5, seed=2):
-    return ops.triangular(np.random.default_rng(seed), dtype, (*batch, n, n)).astype(dtype)
+    return matrices.triangular(np.random.default_rng(seed), dtype, (*batch, n, n)).astype(dtype)
 
 
 def lowered(f, *args, platforms=None, **jit_options):

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_batched as jb
+from jax_batched import _matrices as matrices
 
 METHODS = ("ir", "gmres")
 CONDITIONS = (1e0, 1e2, 1e4, 1e6, 1e7, 1e8, 1e10, 1e12, 1e14)
@@ -20,15 +21,15 @@ CONDITIONS = (1e0, 1e2, 1e4, 1e6, 1e7, 1e8, 1e10, 1e12, 1e14)
 
 def with_condition(condition, n, seed, dtype="float64"):
     """Q diag(logspace) Q^H."""
-    q = np.linalg.qr(ops.normal(np.random.default_rng(seed), dtype, (n, n)))[0]
-    a = q * np.logspace(0, -np.log10(condition), n) @ ops.adjoint(q)
-    return (a + ops.adjoint(a)) / 2
+    q = np.linalg.qr(matrices.normal(np.random.default_rng(seed), dtype, (n, n)))[0]
+    a = q * np.logspace(0, -np.log10(condition), n) @ matrices.adjoint(q)
+    return (a + matrices.adjoint(a)) / 2
 
 
 def graded(n, dtype="float64", seed=0):
     """A batch of matrices of all the conditions, and a right-hand side for each."""
     a = np.stack([with_condition(c, n, seed, dtype) for c in CONDITIONS])
-    return a, ops.normal(np.random.default_rng(seed + 1), dtype, (len(CONDITIONS), n, 1))
+    return a, matrices.normal(np.random.default_rng(seed + 1), dtype, (len(CONDITIONS), n, 1))
 
 
 def hilbert(n):

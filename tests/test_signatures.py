@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
-import ops
 import pytest
+from families.general import MAKE
 
 import jax_batched as jb
+from jax_batched._matrices import normal
 
 STANDS_FOR = {
     jb.cholesky: jnp.linalg.cholesky,
@@ -62,8 +63,8 @@ def test_every_parameter_by_position_and_by_name(ours, theirs):
 def systems(f, chosen):
     """Operands for f: a matrix of the kind that the options ask for, and right-hand sides."""
     rng = np.random.default_rng(0)
-    a = ops.MAKE[chosen.get("assume_a", "pos")](rng, complex, (3, 3))
-    b = ops.normal(rng, complex, (3, 3))
+    a = MAKE[chosen.get("assume_a", "pos")](rng, complex, (3, 3))
+    b = normal(rng, complex, (3, 3))
     if f is jb.cho_solve:
         return [((a, lower), b) for lower in FLAG]
     return [(a, b) if "b" in parameters(f) else (a,)]

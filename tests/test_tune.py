@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from families.cholesky import FUSED, STORED_MAX_N
 
 from jax_batched import _ffi, _tuned, tune
 from jax_batched._ffi import Tier
@@ -294,9 +295,7 @@ def test_the_packages_table_names_compiled_kernels():
 def test_every_gpu_has_a_kernel_for_every_call(capability):
     for operation in tune.RECIPES:
         for dtype in tune.DTYPES:
-            largest = _ffi.max_n(operation, dtype)
-            if operation == "solve_pos":
-                largest = _ffi.max_fused_n("cuda", dtype)
+            largest = FUSED[dtype][-1][0] if operation == "solve_pos" else 512
             for fast in (False, True):
                 kind = Kind(capability, operation, fast, dtype)
                 for n in (1, 2, 8, 9, 31, 32, 33, 64, 65, largest):
@@ -312,13 +311,10 @@ def test_every_gpu_has_a_kernel_for_every_call(capability):
 def test_every_gpu_has_a_kernel_for_16_bit_elements(capability):
     for operation in ("cholesky", "solve_pos"):
         kind = Kind(capability, operation, False, "float16")
-        for n in range(1, 200):
-            if _ffi.serves_stored("cuda", operation, n):
-                served = tune.candidates(kind, n, _ffi.cuda_tiers())
-                for dtype in ("float16", "bfloat16"):
-                    assert (
-                        _ffi.chosen_cuda_kernel(operation, dtype, n, 1, False, capability) in served
-                    )
+        for n in range(1, STORED_MAX_N[operation] + 1):
+            served = tune.candidates(kind, n, _ffi.cuda_tiers())
+            for dtype in ("float16", "bfloat16"):
+                assert _ffi.chosen_cuda_kernel(operation, dtype, n, 1, False, capability) in served
 
 
 LOOK_UP = """

@@ -9,6 +9,7 @@ import ops
 import pytest
 
 import jax_batched as jb
+from jax_batched import _matrices as matrices
 
 # Around the edges of the kernels' tiers and blocks.
 SHORT = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 33, 47, 64, 65)
@@ -41,35 +42,44 @@ def check_sizes(op, dtype, sizes, kernel):
         op.check(operands, result)
 
 
-@pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.TABLE), ids=ops.ids)
+@pytest.mark.every_row
+@pytest.mark.parametrize(
+    ("op", "kernel", "dtype"), ops.by_kernel(ops.TABLE, paths=ops.PATHS), ids=ops.ids
+)
 def test_every_option(op, dtype, kernel):
     # JAX's own LU is slow to compile.
-    check_sizes(op, dtype, SHORT if op.operation else (1, 3, 9, 33), kernel)
+    check_sizes(op, dtype, SHORT if op.kernels else (1, 3, 9, 33), kernel)
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.WITH_KERNELS, SMALL + MEDIUM), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.WITH_KERNELS, SMALL + MEDIUM, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_sizes_around_every_edge(op, dtype, kernel):
     check_sizes(op, dtype, SMALL + MEDIUM, kernel)
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.ONE_EACH, FORCED_LARGE), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.ONE_EACH, FORCED_LARGE, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_large_sizes(op, dtype, kernel):
     check_sizes(op, dtype, LARGE if kernel == "" else FORCED_LARGE, kernel)
 
 
 @pytest.mark.parametrize("dtype", ("float32", "complex64"))
-@pytest.mark.parametrize("op", ops.FACTORING[::2], ids=ops.ids)
+@pytest.mark.parametrize("op", ops.CAN_FAIL[::2], ids=ops.ids)
 def test_beyond_the_kernels_unread_entries_may_be_nan(op, dtype):
     operands = op.operands(dtype, batch=(2,), n=520, nrhs=2)
     op.check(operands, op(*operands))
 
 
 @pytest.mark.parametrize(
-    ("op", "kernel", "dtype"), ops.by_kernel(ops.SUBSTITUTING, (5, 33)), ids=ops.ids
+    ("op", "kernel", "dtype"),
+    ops.by_kernel(ops.SUBSTITUTING, (5, 33), paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_every_number_of_right_hand_sides(op, dtype, kernel):
     cases = [
@@ -84,9 +94,7 @@ def test_every_number_of_right_hand_sides(op, dtype, kernel):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize(
-    "op", [op for op in ops.SUBSTITUTING if op.operation != "solve_pos"], ids=ops.ids
-)
+@pytest.mark.parametrize("op", [op for op in ops.SUBSTITUTING if not op.can_fail], ids=ops.ids)
 def test_every_kernel_of_a_substitution_gives_the_same_bits(op, dtype, needs_gpu):
     """One may replace another that needs more shared memory than the device has."""
     sizes = (3, 8, 17, 31, 33, 50, 65, 96, 100, 128, 161, 192)
@@ -110,9 +118,9 @@ def test_close_to_the_reference_kernel_and_to_numpy(op, dtype):
         cases, ops.on_each(op, cases), ops.by_reference_kernel(op, cases), strict=True
     ):
         # The inputs are well conditioned, so a backward error is a forward error.
-        scale = operands[0].shape[-1] * np.finfo(dtype).eps * np.abs(ops.wide(plain)).max()
-        assert np.abs(ops.wide(result) - ops.wide(plain)).max() <= 30 * scale
-        assert np.abs(ops.wide(result) - op.reference(*operands)).max() <= 30 * scale
+        scale = operands[0].shape[-1] * np.finfo(dtype).eps * np.abs(matrices.wide(plain)).max()
+        assert np.abs(matrices.wide(result) - matrices.wide(plain)).max() <= 30 * scale
+        assert np.abs(matrices.wide(result) - op.reference(*operands)).max() <= 30 * scale
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
@@ -125,16 +133,17 @@ def test_eager_is_compiled_bit_for_bit(op, dtype):
     assert ops.same_bits(result, jax.jit(op)(*operands))
 
 
-# Operations with kernels of 16-bit elements; the others are those of float32 between casts.
-OWN_KERNELS = ("cholesky", "solve_pos")
-
-
 @pytest.mark.parametrize(
-    ("op", "kernel", "stored"), ops.by_kernel(ops.WITH_KERNELS, dtypes=ops.STORED), ids=ops.ids
+    ("op", "kernel", "stored"),
+    ops.by_kernel(ops.WITH_KERNELS, dtypes=ops.STORED, paths=ops.PATHS),
+    ids=ops.ids,
 )
 def test_half_precision_is_float32_rounded_once(op, kernel, stored):
-    """Bit for bit. (A kernel of 16-bit elements without one of float32: against the default.)"""
-    sizes = (*SHORT, 40, 48, 49, 56) if op.operation in OWN_KERNELS else (1, 9, 33, 65)
+    """Bit for bit. (A kernel of 16-bit elements without one of float32: against the default.)
+
+    Operations without a kernel of 16-bit elements are those of float32 between casts.
+    """
+    sizes = (*SHORT, 40, 48, 49, 56) if op.stored_max_n else (1, 9, 33, 65)
     served = [
         (n, nrhs)
         for n in (*sizes, 64, 96, 97)
@@ -155,7 +164,7 @@ def test_half_precision_is_float32_rounded_once(op, kernel, stored):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize("op", ops.FACTORING, ids=ops.ids)
+@pytest.mark.parametrize("op", ops.CAN_FAIL, ids=ops.ids)
 def test_fast_accuracy_is_within_three_times_ieee(op, dtype):
     cases = [
         op.operands(dtype, batch=(64 if n <= 32 else 8 if n <= 200 else 2,), n=n, nrhs=2, seed=n)
@@ -173,7 +182,7 @@ def test_fast_accuracy_is_within_three_times_ieee(op, dtype):
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_cho_factor_and_cho_solve_go_together(dtype):
     for lower in (False, True):
-        op = ops.SOLVE_POS[lower]
+        op = ops.of("solve_pos")[lower]
         a, b = op.operands(dtype, batch=(4,), n=9, nrhs=2)
         factor, flag = jb.cho_factor(a, lower=lower)
         assert flag is lower
@@ -206,19 +215,19 @@ def test_two_right_hand_sides_of_a_small_positive_definite_system():
 def test_every_transpose_and_conjugate_of_a_complex_matrix(dtype):
     """All of N, T, C and the conjugate without a transpose, against the matrix written out."""
     rng = np.random.default_rng(3)
-    z = ops.normal(rng, dtype, (2, 3, 3))
-    a = np.linalg.cholesky(z @ ops.adjoint(z) + 3 * np.eye(3)).astype(dtype)
-    b = ops.normal(rng, dtype, (2, 3, 2)).astype(dtype)
+    z = matrices.normal(rng, dtype, (2, 3, 3))
+    a = np.linalg.cholesky(z @ matrices.adjoint(z) + 3 * np.eye(3)).astype(dtype)
+    b = matrices.normal(rng, dtype, (2, 3, 2)).astype(dtype)
     forms = {
         (False, False): a,
         (True, False): np.swapaxes(a, -1, -2),
-        (True, True): ops.adjoint(a),
+        (True, True): matrices.adjoint(a),
         (False, True): np.conj(a),
     }
     for (transpose, conjugate), m in forms.items():
         flags = {"lower": True, "transpose_a": transpose, "conjugate_a": conjugate}
         x = np.asarray(jb.triangular_solve(a, b, left_side=True, **flags))
         np.testing.assert_allclose(m @ x, b, atol=1e-5 if dtype == "complex64" else 1e-13)
-    for trans, m in (("N", a), ("T", forms[True, False]), ("C", ops.adjoint(a))):
+    for trans, m in (("N", a), ("T", forms[True, False]), ("C", matrices.adjoint(a))):
         x = np.asarray(jb.solve_triangular(a, b, trans=trans, lower=True))
         np.testing.assert_allclose(m @ x, b, atol=1e-5 if dtype == "complex64" else 1e-13)

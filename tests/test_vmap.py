@@ -12,21 +12,25 @@ import ops
 import pytest
 
 import jax_batched as jb
+from jax_batched import _matrices as matrices
+
+SOLVE_POS = ops.of("solve_pos")
 
 BATCH = (3, 4)
 
 
 @pytest.mark.parametrize("axis", (0, 1, 2, -1, -2))
-@pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
-def test_any_axis_in_and_out(op, axis):
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ops.WITH_KERNELS), ids=ops.ids)
+def test_any_axis_in_and_out(op, path, axis):
     operands = op.operands("float64", batch=(4,), n=3, nrhs=2)
     mapped = [np.moveaxis(x, 0, axis) for x in operands]
-    x = jax.vmap(op, in_axes=axis, out_axes=axis)(*mapped)
+    with ops.force_kernel(path):
+        x = jax.vmap(op, in_axes=axis, out_axes=axis)(*mapped)
     op.check(operands, np.moveaxis(np.asarray(x), axis, 0))
 
 
-@pytest.mark.parametrize("op", ops.SOLVING, ids=ops.ids)
-def test_two_levels_of_every_combination_of_mapped_operands(op):
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ops.SOLVING), ids=ops.ids)
+def test_two_levels_of_every_combination_of_mapped_operands(op, path):
     choices = [(0, 0), (0, None), (None, 0)]
     levels = list(itertools.product(choices, choices))
     rng = np.random.default_rng(0)
@@ -53,12 +57,12 @@ def test_two_levels_of_every_combination_of_mapped_operands(op):
             for (outer, inner), case in zip(levels, cases, strict=True)
         ]
 
-    for operands, x in zip(full, ops.compiled(every_pair, cases), strict=True):
+    for operands, x in zip(full, ops.compiled(every_pair, cases, kernel=path), strict=True):
         op.check(operands, x)
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize("op", ops.CHOLESKY + ops.SOLVE_POS, ids=ops.ids)
+@pytest.mark.parametrize("op", ops.of("cholesky") + SOLVE_POS, ids=ops.ids)
 def test_three_levels_are_one_batch_bit_for_bit(op, dtype):
     operands = op.operands(dtype, batch=(2, 3, 4), n=5, nrhs=2)
     x, info = jax.vmap(jax.vmap(jax.vmap(op.with_info)), 1, 1)(*operands)
@@ -67,12 +71,12 @@ def test_three_levels_are_one_batch_bit_for_bit(op, dtype):
 
 
 def test_vector_right_hand_side_in_crossed_nested_vmap():
-    a, _ = ops.SOLVE_POS[0].operands("float64", batch=(4,), n=3)
+    a, _ = SOLVE_POS[0].operands("float64", batch=(4,), n=3)
     b = np.random.default_rng(1).standard_normal((5, 3))
     solve = functools.partial(jb.solve, assume_a="pos")
     x = jax.vmap(jax.vmap(solve, (0, None)), (None, 0))(a, b)
     assert x.shape == (5, 4, 3)
-    m = ops.SOLVE_POS[0].matrix(a)
+    m = SOLVE_POS[0].matrix(a)
     expected = [[np.linalg.solve(m[i], b[j]) for i in range(4)] for j in range(5)]
     np.testing.assert_allclose(x, expected, rtol=1e-13)
 
@@ -98,7 +102,7 @@ def test_a_shared_factor_is_never_copied(op):
     shared = jax.vmap(op, (None, 0))
     op.check((np.broadcast_to(a[0], a.shape), b), shared(a[0], b))
     assert largest_array(shared, a[0], b) < 2 * n * n
-    if op.operation:
+    if op.kernels:
         assert calls_in(shared, a[0], b) == 1
 
 
@@ -150,20 +154,20 @@ def test_a_shared_right_hand_side_is_never_copied(op):
         ((1, 1), (1,)),
     ],
 )
-@pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
-def test_batch_dimensions_broadcast_as_numpys_do(op, a_batch, b_batch):
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ops.SUBSTITUTING), ids=ops.ids)
+def test_batch_dimensions_broadcast_as_numpys_do(op, path, a_batch, b_batch):
     rng = np.random.default_rng(0)
     a = op.spoil(op.make(rng, "float64", (*a_batch, 4, 4)))
     b = op.right_hand_side(rng, "float64", b_batch, 4, 2)
     batch = np.broadcast_shapes(a_batch, b_batch)
     full = [np.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (a, b)]
-    op.check(full, jax.jit(op)(a, b))
-    if op.operation == "solve_pos":
+    op.check(full, ops.compiled(op, a, b, kernel=path))
+    if op.has_info:
         assert op.with_info(a, b)[1].shape == batch
 
 
 def test_batch_dimensions_of_a_general_solve_broadcast():
-    (op,) = ops.SOLVE_GEN
+    (op,) = ops.of("solve_gen")
     rng = np.random.default_rng(0)
     a = op.make(rng, "float64", (4, 1, 3, 3))
     b = op.right_hand_side(rng, "float64", (1, 5), 3, 2)
@@ -174,8 +178,8 @@ def test_batch_dimensions_of_a_general_solve_broadcast():
 def test_many_alternating_broadcast_dimensions(levels):
     """As many nested vmaps make: a has every other dimension, b the rest."""
     rng = np.random.default_rng(0)
-    op = ops.SOLVE_POS[1]
-    a = ops.spd(rng, "float64", (*([2, 1] * levels), 2, 2))
+    op = SOLVE_POS[1]
+    a = matrices.spd(rng, "float64", (*([2, 1] * levels), 2, 2))
     b = rng.standard_normal((*([1, 2] * levels), 2, 1))
     x = op(a, b)
     assert x.shape == (*([2] * 2 * levels), 2, 1)

@@ -20,12 +20,12 @@ import ops  # noqa: E402
 import jax_batched as jb  # noqa: E402
 
 ROWS = [
-    *ops.CHOLESKY,
+    *ops.of("cholesky"),
     ops.BY_NAME["triangular_solve-left-lower"],
     ops.BY_NAME["triangular_solve-T-conj-unit"],
-    *ops.CHO_SOLVE,
-    *ops.SOLVE_POS,
-    ops.REFINED[0],
+    *ops.of("cho_solve"),
+    *ops.of("solve_pos"),
+    ops.COMPOSITE[0],
 ]
 GRADIENTS = [ops.BY_NAME["cholesky-lower-mean"], ops.BY_NAME["cholesky-upper-triangle"]]
 DTYPES = ("float32", "complex128")
@@ -34,7 +34,7 @@ DTYPES = ("float32", "complex128")
 def programs() -> Iterator[tuple[str, ops.Op, Callable[..., Any]]]:
     """Name of each program, the row of its operands, and what it computes."""
     for op in ROWS:
-        yield op.name, op, op.with_info if op in ops.FACTORING else op
+        yield op.name, op, op.with_info if op.can_fail else op
     for op in GRADIENTS:
         yield f"gradient-{op.name}", op, ops.gradient(op)
 

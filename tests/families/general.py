@@ -1,0 +1,104 @@
+"""Solves of general systems by JAX's own LU, and refined solves, made of other operations."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from rows import Op, Solve, hermitian_from, strict_triangle
+
+import jax_batched as jb
+from jax_batched._matrices import Array, general, normal, spd
+
+
+def symmetric(rng: np.random.Generator, dtype: Any, shape: Sequence[int]) -> Array:
+    """Well conditioned symmetric matrices with pivots beside the diagonal."""
+    return _indefinite(rng, dtype, shape, lambda a: a)
+
+
+def hermitian(rng: np.random.Generator, dtype: Any, shape: Sequence[int]) -> Array:
+    """Well conditioned Hermitian matrices that are not definite, pivots beside the diagonal."""
+    return _indefinite(rng, dtype, shape, np.conj)
+
+
+def _indefinite(
+    rng: np.random.Generator, dtype: Any, shape: Sequence[int], star: Callable[[Array], Array]
+) -> Array:
+    n = shape[-1]
+    g = normal(rng, dtype, shape) / (4 * np.sqrt(max(n, 1)))
+    swapped = 2 * np.eye(n)[np.minimum(np.arange(n) ^ 1, n - 1)]
+    return g + star(np.swapaxes(g, -1, -2)) + swapped
+
+
+# Matrices of the kinds that `solve` tells apart.
+MAKE = {"gen": general, "sym": symmetric, "her": hermitian, "pos": spd}
+
+
+def symmetric_from(a: Array, *, upper: bool) -> Array:
+    """The symmetric matrix whose upper or lower triangle is a's."""
+    half = np.triu(a) if upper else np.tril(a)
+    return half + np.swapaxes(half, -1, -2) * (1 - np.eye(a.shape[-1]))
+
+
+def _solve_indefinite(kind: str, lower: bool) -> Op:
+    mirror = hermitian_from if kind == "her" else symmetric_from
+    return Op(
+        name=f"solve_{kind}-{'lower' if lower else 'upper'}",
+        operation="solve_gen",
+        function=jb.solve,
+        options={"assume_a": kind, "lower": lower},
+        kind=Solve(),
+        matrix=functools.partial(mirror, upper=not lower),
+        make=MAKE[kind],
+        unread=strict_triangle(upper=lower),
+        real_diagonal=kind == "her",
+        has_info=True,
+        kernels=False,
+    )
+
+
+def _refined_solve(name: str, method: str, *, usual: bool = False, **options: Any) -> Op:
+    lower = bool(options.get("lower"))
+    if options.get("assume_a") == "gen":
+        system = {"matrix": lambda a: a, "make": general}
+    else:
+        system = {
+            "matrix": functools.partial(hermitian_from, upper=not lower),
+            "make": spd,
+            "unread": strict_triangle(upper=lower),
+            "real_diagonal": True,
+        }
+    return Op(
+        name=f"refined_solve-{name}",
+        operation="refined_solve",
+        function=lambda a, b, **options: jb.refined_solve(a, b, **options)[0],
+        options={"method": method, **options},
+        kind=Solve(),
+        kernels=False,
+        composite=True,
+        usual=usual,
+        **system,
+    )
+
+
+ROWS = [
+    Op(
+        name="solve_gen",
+        operation="solve_gen",
+        function=jb.solve,
+        options={"assume_a": "gen"},
+        kind=Solve(),
+        matrix=lambda a: a,
+        make=general,
+        has_info=True,
+        kernels=False,
+        reduced=True,
+    ),
+    _solve_indefinite("sym", False),
+    _solve_indefinite("her", True),
+    _refined_solve("lower", "ir", lower=True, usual=True),
+    _refined_solve("upper-gmres", "gmres"),
+    _refined_solve("gen", "ir", assume_a="gen"),
+]
+SOLVERS = {"solve": jb.solve, "refined_solve": lambda a, b: jb.refined_solve(a, b)[0]}
+SQUARE = {"solve": lambda a: jb.solve(a, np.ones(a.shape[-1]))}
