@@ -10,7 +10,7 @@ import pytest
 
 import jax_batched as jb
 
-ROWS = [*ops.REDUCED, *ops.COMPOSITE]
+ROWS = [*dict.fromkeys((*ops.REDUCED, *ops.of("solve_gen"), *ops.COMPOSITE))]
 
 
 @contextlib.contextmanager
