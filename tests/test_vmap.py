@@ -167,7 +167,7 @@ def test_batch_dimensions_broadcast_as_numpys_do(op, path, a_batch, b_batch):
 
 
 def test_batch_dimensions_of_a_general_solve_broadcast():
-    (op,) = ops.of("solve_gen")
+    op = ops.BY_NAME["solve_gen"]
     rng = np.random.default_rng(0)
     a = op.make(rng, "float64", (4, 1, 3, 3))
     b = op.right_hand_side(rng, "float64", (1, 5), 3, 2)
