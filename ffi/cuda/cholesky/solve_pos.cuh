@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   // Right-hand sides at a time, where there are several. The code for 4 would overflow the
   // instruction cache beyond 5 slots.
   constexpr int kTogether = kSlots > 5 ? 1 : 4;
-  const int lane = threadIdx.x, q = lane / kLanes, g = lane % kLanes;
+  const int lane = threadIdx.x % 32, q = lane / kLanes, g = lane % kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
   // A warp that is not full computes the last matrix again.
   const int64_t entry = min(first + q, args.batch - 1);
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
   constexpr int kLanes = Matrix::kLanes;
-  const int lane = threadIdx.x, q = lane / kLanes, g = lane % kLanes;
+  const int lane = threadIdx.x % 32, q = lane / kLanes, g = lane % kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
@@ -488,7 +488,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_warp_kernel(const SolvePosProblem args) {
   using Workspace = SolveWorkspace<T, kTiles>;
   using Step = Panel<T, kTiles, 1>;
-  const int lane = threadIdx.x, n = args.n;
+  const int lane = threadIdx.x % 32, n = args.n;
   const int64_t index = blockIdx.x, nrhs = args.nrhs;
   const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
   T* vector = own.vector(0);
@@ -581,7 +581,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   using Workspace = SolveWorkspace<T, kTiles>;
   using Step = Panel<T, kTiles, 1>;
   constexpr int kLast = kTiles - 1;
-  const int lane = threadIdx.x, n = kExact ? 8 * kTiles : args.n;
+  const int lane = threadIdx.x % 32, n = kExact ? 8 * kTiles : args.n;
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
   const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
@@ -658,7 +658,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     solve_pos_halves_kernel(const SolvePosProblem args) {
   using Matrix = Halves<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
-  const int lane = threadIdx.x, n = args.n;
+  const int lane = threadIdx.x % 32, n = args.n;
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
