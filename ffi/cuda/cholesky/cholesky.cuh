@@ -3,9 +3,9 @@
 // All of them write the whole n x n result (zeros in the triangle without data, NaN in the other if
 // the matrix is not positive definite) and info, in the same pass over memory as the factorization.
 //
-// Kernels of one warp take `threadIdx.x % 32` for its lane: nvcc does not take from the launch bounds
-// that it is less than 32, which decides how far loops over lanes unroll (cholesky "halves" of 128
-// rows: 12 % of the time).
+// Kernels of one warp take `threadIdx.x % 32` for its lane: nvcc does not take from the launch
+// bounds that it is less than 32, which decides how far loops over lanes unroll (cholesky "halves"
+// of 128 rows: 12 % of the time).
 #pragma once
 
 #include <cstdint>
@@ -215,17 +215,14 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, n = args.n;
   const int64_t index = blockIdx.x;
-  int triangle = args.upper;
+  const bool upper = args.upper;
   const View<T> a = View<T>::square(args.a.at<const T>(index, n, n), n);
+  const Part part{upper, args.symmetrize};
   T* l = args.l.at<T>(index, n, n);
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   int info = 0;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
-    // Else the compiler writes the loop twice, for either triangle, and spills.
-    asm volatile("" : "+r"(triangle));
-    const bool upper = triangle;
-    const Part part{upper, args.symmetrize};
     const int first = half * kHalf, columns = half ? n - kHalf : kHalf;
     typename Matrix::Block m;
     load_fragment<0>(m, a, part, first, first, lane);
@@ -272,7 +269,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   }
   __syncwarp();
   if (lane == 0) args.info[index] = info;
-  if (info) fill_failed(l, n, args.upper, lane, 32);
+  if (info) fill_failed(l, n, upper, lane, 32);
 }
 
 // One warp for four matrices of 8 * kSlots - 7 .. 8 * kSlots rows of 16-bit elements, rows dealt
