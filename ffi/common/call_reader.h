@@ -2,6 +2,7 @@
 // platforms. Host code only; includes the XLA FFI header.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -68,7 +69,7 @@ class CallReader {
   }
   // For kernels that take no broadcast operand.
   MatrixView<Packed> packed(const MatrixView<Mapped>& view) {
-    require(view.contiguous() || first_.batch_count() == 0, "batch sizes differ");
+    require(view.contiguous() || first_.batch_count() == 0, "a broadcast array");
     return {view.data, {}};
   }
 
@@ -76,13 +77,13 @@ class CallReader {
   // Which of the allowed values an attribute has.
   int choice(const char* name, std::initializer_list<std::string_view> allowed) {
     const auto given = attribute<std::string_view>(name);
-    std::string values;
-    int index = 0;
-    for (const std::string_view value : allowed) {
-      if (given == value) return index;
-      values += (index++ == 0 ? "'" : ", '") + std::string(value) + "'";
+    const auto found = std::find(allowed.begin(), allowed.end(), given);
+    if (found != allowed.end()) return static_cast<int>(found - allowed.begin());
+    std::string what = std::string(name) + "='" + std::string(given) + "', allowed are";
+    for (const std::string_view& value : allowed) {
+      what += (&value == allowed.begin() ? " '" : ", '") + std::string(value) + "'";
     }
-    fail(std::string(name) + "='" + std::string(given) + "', allowed are " + values);
+    fail(what);
     return 0;
   }
 

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "ffi/cuda/cholesky/careful.cuh"
 #include "ffi/cuda/device/math.cuh"
 #include "ffi/cuda/device/tensor.cuh"
 
@@ -122,23 +121,39 @@ struct PivotBlock {
     return __all_sync(kFullWarp, pivot >= 0x1p-500 && pivot <= 0x1p1000);
   }
 
-  // The same for any pivots (careful.cuh), in tiles in shared memory: the steps turn the rows of -I
-  // below the block `a` into those of -L^-T. Returns the number of the first failed pivot, 1..8,
-  // or 0.
+  // The same for any pivots, in tiles in shared memory; a loop of its own beside careful.cuh, as
+  // kernels that hold a matrix in registers have one at every panel. Lanes 0..7 turn the rows of
+  // the block `a` into those of L, lanes 8..15 those of -I into those of -L^-T. Returns the number
+  // of the first failed pivot, 1..8, or 0.
   static __device__ __forceinline__ int factor_careful(double* a, double* minus_inverse) {
     const int r = lane();
-    if (r < 8) {
+    double* own = r < 8 ? a + at(r, 0) : minus_inverse + at(0, r % 8);
+    // Entry k of this lane's row is own[place(k)].
+    const auto place = [=](int k) { return r < 8 ? at(0, k) : at(k, 0); };
+    int failed = 0;
+    if (r >= 8 && r < 16) {
 #pragma unroll 1
-      for (int k = 0; k < 8; ++k) {
-        if (k > r) a[at(r, k)] = 0;
-        minus_inverse[at(r, k)] = r == k ? -1 : 0;
+      for (int k = 0; k < 8; ++k) own[place(k)] = r - 8 == k ? -1 : 0;
+    }
+#pragma unroll 1
+    for (int k = 0; k < 8; ++k) {
+      __syncwarp();
+      const PivotRoot<double> pivot = pivot_root(a[at(k, k)]);
+      if (failed == 0 && is_nan(pivot.root)) failed = k + 1;
+      __syncwarp();
+      double x = 0;
+      if (r < 16) {
+        if (r >= k) x = r == k ? pivot.root : own[place(k)] * pivot.inverse;
+        own[place(k)] = x;
+      }
+      __syncwarp();
+      if (r < 16) {
+#pragma unroll 1
+        for (int j = k + 1; j < 8; ++j) own[place(j)] = fma(-x, a[at(j, k)], own[place(j)]);
       }
     }
     __syncwarp();
-    return factor_carefully<double>(
-        true, 8, 16, r, 32,
-        [=](int i, int j) -> double& { return i < 8 ? a[at(i, j)] : minus_inverse[at(j, i - 8)]; },
-        nullptr, [](int, const PivotRoot<double>&) {});
+    return failed;
   }
 
   // 1 / d for d of normal magnitude, to about an ulp.

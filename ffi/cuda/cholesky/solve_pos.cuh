@@ -34,20 +34,24 @@ __device__ __forceinline__ T conj_if(bool upper, T a) {
   return upper ? conj(a) : a;
 }
 
-// view.at(entry, rows, columns) in little code: nested broadcasts are rare.
-template <class T, class Rows, class Columns = int>
-__device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t entry,
-                                        const Rows& rows, const Columns& columns = 1) {
-  const BatchMap& map = view.layout.map;
-  if (map.count == 1) return view.as<T>() + entry * map.stride[0] * rows * columns;
+// map(index), in little code: nested broadcasts are rare.
+__device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {
+  if (map.count == 1) return index * map.stride[0];
   int64_t matrix = 0;
 #pragma unroll 1
   for (int d = 0; d < map.count; ++d) {
-    const int64_t quotient = entry / map.size[d];
-    matrix += (entry - quotient * map.size[d]) * map.stride[d];
-    entry = quotient;
+    const int64_t quotient = index / map.size[d];
+    matrix += (index - quotient * map.size[d]) * map.stride[d];
+    index = quotient;
   }
-  return view.as<T>() + matrix * rows * columns;
+  return matrix;
+}
+
+// view.at(entry, rows, columns) by it.
+template <class T, class Rows, class Columns = int>
+__device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t entry,
+                                        const Rows& rows, const Columns& columns = 1) {
+  return view.as<T>() + matrix_index(view.layout.map, entry) * rows * columns;
 }
 
 // Which system a warp solves that has one right-hand side: all kernels that take one solve several
@@ -724,9 +728,9 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), k
     solve_pos_left_kernel(const SolvePosProblem args) {
   using Factor = LeftFactor<kWorkers, kRhsPlace>;
   static_assert(kProducts || Factor::kRowTile);
-  const int n = args.n;
-  const Factor matrix(dynamic_shared, n);
+  const Factor matrix(dynamic_shared, args.n);
   const int64_t entry = blockIdx.x;
+  const int n = args.n;
   const int64_t nrhs = args.nrhs;
   const double* b = matrix_at<const double>(args.b, entry, n, nrhs);
   double* x = args.x.at<double>(entry, n, nrhs);

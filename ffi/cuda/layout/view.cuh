@@ -6,8 +6,9 @@
 
 namespace jax_batched::cuda {
 
-// Row-major: entry (i, j) at data[i * ld + j]; offsets are of 32 bits. Of matrices one after the
-// other ld is n: square() has one number for all three, so that the compiler sees that they are.
+// Row-major: entry (i, j) at data[i * ld + j]; offsets are of 32 bits. Where ld is a multiple of a
+// vector's length, data is on such a boundary. Of matrices one after the other ld is n: square()
+// has one number for all three, so that the compiler sees that they are the same.
 template <class S>
 struct View {
   const S* data;
@@ -32,7 +33,7 @@ struct Part {
   // The mean of entries (i, j) and (j, i) of the matrix.
   template <class T>
   __device__ __forceinline__ T mean_of(T below, T above) const {
-    return upper ? hermitian_mean(above, below) : hermitian_mean(below, above);
+    return kIsComplex<T> && upper ? hermitian_mean(above, below) : hermitian_mean(below, above);
   }
 };
 

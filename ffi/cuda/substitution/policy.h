@@ -224,7 +224,6 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
      .kernel = "warp"},  // transposed, not in whole vectors
     {.dtype = DType::kFloat64, .max_n = 96, .kernel = "resident"},
     {.dtype = DType::kFloat64, .max_n = 128, .max_nrhs = 8, .kernel = "stream"},
-    {.dtype = DType::kFloat64, .max_n = 112, .kernel = "resident"},
     {.dtype = DType::kFloat64, .max_n = 128, .kernel = "resident"},
     {.dtype = DType::kFloat64, .max_n = 320, .max_nrhs = 8, .kernel = "stream"},
     {.dtype = DType::kFloat64, .sweeps = 2, .max_n = 320, .max_nrhs = 16, .kernel = "stream"},
