@@ -339,17 +339,13 @@ def smaller(a):
     ("op", "kernel", "dtype"), ops.by_kernel(MEANS, dtypes=ops.DTYPES + ops.STORED), ids=ops.ids
 )
 def test_the_mean_of_finite_numbers_is_finite(op, kernel, dtype):
-    """Where sums overflow: scaled by a power of two, the matrix has the factor of a smaller one."""
+    """Where sums overflow: scaled by a power of two, the factor is one of a smaller matrix."""
     sizes = [n for n in MEAN_SIZES if ops.serves(op, kernel, dtype, n)]
     cases = [(ops.next_to_overflow(np.random.default_rng(n), dtype, (19, n, n)),) for n in sizes]
     less = [(smaller(a),) for (a,) in cases]
-    results = ops.on_each(op.with_info, cases + less, kernel)
-    for operands, (x, info), (expected, _) in zip(
-        less, results[: len(cases)], results[len(cases) :], strict=True
-    ):
+    for operands, (x, info) in zip(less, ops.on_each(op.with_info, cases, kernel), strict=True):
         np.testing.assert_array_equal(info, 0)
-        op.check(operands, expected)
-        assert ops.same_bits(x, ops.times(expected, np.array(2.0**10, x.real.dtype)))
+        op.check(operands, ops.times(x, np.array(2.0**-10, x.real.dtype)))
 
 
 @pytest.mark.parametrize(("op", "kernel", "dtype"), ops.by_kernel(ops.CAN_FAIL), ids=ops.ids)
@@ -365,11 +361,11 @@ def test_indefinite_next_to_overflow(op, kernel, dtype):
         if np.iscomplexobj(a):
             a.imag[::3, n - 1, n - 2], a.imag[::3, n - 2, n - 1] = -size, size
         a[::3, n - 1, n - 1] = 2 * size
-        cases.append(calls(op, dtype, n, a))
+        cases.append(calls(op, dtype, n, a, nrhs=1))
     for (a, *_), (x, info) in zip(cases, ops.on_each(op.with_info, cases, kernel), strict=True):
         n = a.shape[-1]
         check_pattern(op, x, info, np.where(np.arange(19) % 3 == 0, n, 0))
-        np.testing.assert_array_equal(x[1], np.ones((n, 2)) if op.takes_b else np.eye(n))
+        np.testing.assert_array_equal(x[1], np.ones((n, 1)) if op.takes_b else np.eye(n))
 
 
 def test_values_next_to_overflow():
