@@ -24,9 +24,9 @@ _ON_CPU = jax.default_backend() == "cpu"
 
 # Kernels that can be forced on this platform; "" is the one that the library picks.
 KERNELS = ("", "reference") if _ON_CPU else ("", *sorted({tier.kernel for tier in cuda_tiers()}))
-# Ways without a kernel that can be forced like one ("composed" is to be another), at a few sizes:
-# they do not change with n, and are slow to compile.
-PATHS = ("lax",)
+# Ways without a kernel of its own that can be forced like one, at a few sizes: they do not change
+# with n, and are slow to compile.
+PATHS = ("composed", "lax")
 PATH_SIZES = (1, 3, 9)
 
 FAMILIES = [
@@ -114,9 +114,9 @@ def by_kernel(
     ]
 
 
-def by_path(rows: Sequence[Op]) -> list[tuple[Op, str]]:
+def by_path(rows: Sequence[Op], paths: Sequence[str] = PATHS) -> list[tuple[Op, str]]:
     """Each row as the library runs it, and with each path that can be forced."""
-    return [(op, path) for op in rows for path in ("", *PATHS) if serves(op, path, "float64", 1)]
+    return [(op, path) for op in rows for path in ("", *paths) if serves(op, path, "float64", 1)]
 
 
 def gradient(op: Op) -> Callable[..., Any]:

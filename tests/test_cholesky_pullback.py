@@ -71,11 +71,11 @@ def check(result, factor, cotangent, flags):
     assert not np.asarray(result)[..., zero].any()
 
 
-@pytest.mark.parametrize("kernel", ("", "reference"))
+@pytest.mark.parametrize("kernel", ("", "reference", "composed", "lax"))
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @every_flag
 def test_values(flags, dtype, kernel):
-    if kernel and PLATFORM != "cpu":
+    if kernel == "reference" and PLATFORM != "cpu":
         pytest.skip("a kernel of the CPU")
     cases = [
         operands(dtype, n, (5,), **flags, seed=n) for n in (SIZES if not kernel else (1, 5, 16))

@@ -73,11 +73,11 @@ def check(result, a, scale, x, b, triangle, absolute=False):
     assert (error <= (2 * a.shape[-1] + 8) * unit * bound).all()
 
 
-@pytest.mark.parametrize("kernel", ("", "reference"))
+@pytest.mark.parametrize("kernel", ("", "reference", "lax"))
 @pytest.mark.parametrize("triangle", TRIANGLES)
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_values(dtype, triangle, kernel):
-    if kernel and jax.default_backend() != "cpu":
+    if kernel == "reference" and jax.default_backend() != "cpu":
         pytest.skip("a kernel of the CPU")
     for n in SIZES if not kernel else (1, 5, 16):
         a, scale, x, b = operands(dtype, n, n, 1, (3,))
