@@ -78,8 +78,12 @@ cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int 
 template <class T>
 cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps,
                                      size_t limit) {
-  return substitution_columns(s.nrhs) == 1 ? launch_warp_tier<T, 1>(stream, s, sweeps, limit)
-                                           : launch_warp_tier<T, 4>(stream, s, sweeps, limit);
+  const int columns = substitution_columns(s.nrhs, kIsComplex<T>);
+  if (columns == 1) return launch_warp_tier<T, 1>(stream, s, sweeps, limit);
+  if constexpr (!kIsComplex<T>) {
+    if (columns == 2) return launch_warp_tier<T, 2>(stream, s, sweeps, limit);
+  }
+  return launch_warp_tier<T, 4>(stream, s, sweeps, limit);
 }
 
 template <class T, int kColumns, int kStages, bool kAligned>
@@ -109,7 +113,7 @@ cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, in
   } else {
     constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
-      if (kShape.columns == substitution_columns(s.nrhs) &&
+      if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
           (kShape.sweeps == 0 || kShape.sweeps == sweeps) && s.n <= kShape.max_n) {
         if (aligned_rows(s)) {
           return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,

@@ -115,7 +115,9 @@ constexpr int substitution_capability(std::string_view kernel) {
 }
 
 // Right-hand sides that "warp" and "stream" take at a time.
-constexpr int substitution_columns(int64_t nrhs) { return nrhs == 1 ? 1 : 4; }
+constexpr int substitution_columns(int64_t nrhs, bool complex) {
+  return nrhs == 1 ? 1 : nrhs == 2 && !complex ? 2 : 4;
+}
 
 // "stream": how many tiles are in shared memory or on their way. Two leave room for most matrices,
 // of which many have to be in flight. More leave room for fewer, of which the second sweep finds
@@ -135,6 +137,7 @@ inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
     {.dtype = DType::kFloat32, .columns = 1, .sweeps = 2, .max_n = 232, .stages = 5},
     {.dtype = DType::kFloat32, .columns = 1, .sweeps = 2, .max_n = 360, .stages = 6},
     {.dtype = DType::kFloat32, .columns = 1, .sweeps = 2, .stages = 5},
+    {.dtype = DType::kFloat32, .columns = 2, .stages = 2},
     {.dtype = DType::kFloat32, .columns = 4, .max_n = 320, .stages = 2},
     {.dtype = DType::kFloat32, .columns = 4, .stages = 4},
 
@@ -142,6 +145,7 @@ inline constexpr StreamSubstitutionTier kStreamSubstitutionTiers[] = {
     {.dtype = DType::kFloat64, .columns = 1, .sweeps = 2, .max_n = 176, .stages = 2},
     {.dtype = DType::kFloat64, .columns = 1, .sweeps = 2, .max_n = 320, .stages = 4},
     {.dtype = DType::kFloat64, .columns = 1, .sweeps = 2, .stages = 2},
+    {.dtype = DType::kFloat64, .columns = 2, .stages = 2},
     {.dtype = DType::kFloat64, .columns = 4, .max_n = 320, .stages = 2},
     {.dtype = DType::kFloat64, .columns = 4, .stages = 4},
 
@@ -185,6 +189,8 @@ inline constexpr SubstitutionTier kSubstitutionTiers[] = {
     {.dtype = DType::kFloat32, .sweeps = 1, .max_n = 67, .max_nrhs = 1, .kernel = "warp"},
     {.dtype = DType::kFloat32, .sweeps = 2, .max_n = 81, .max_nrhs = 1, .kernel = "warp"},
     {.dtype = DType::kFloat32, .max_n = 4096, .max_nrhs = 1, .kernel = "stream"},
+    {.dtype = DType::kFloat32, .max_n = 84, .max_nrhs = 2, .kernel = "warp"},
+    {.dtype = DType::kFloat32, .max_n = 96, .max_nrhs = 2, .kernel = "stream"},
     {.dtype = DType::kFloat32, .max_n = 96, .max_nrhs = 4, .kernel = "warp"},
     {.dtype = DType::kFloat32, .max_n = 128, .max_nrhs = 4, .kernel = "stream"},
     {.dtype = DType::kFloat32, .max_n = 104, .kernel = "panels"},
