@@ -165,9 +165,9 @@ JAX_BATCHED_HD bool is_infinite(Complex<R> a) {
   return is_infinite(a.re) || is_infinite(a.im);
 }
 
-// (a + b) / 2, finite where a and b are: where a is large, both are halved before the sum, elsewhere
-// the sum is halved. Either rounds once: beside a large a, what halving takes from b is nothing.
-// (A test of the sum takes registers that kernels do not have.)
+// (a + b) / 2, finite where a and b are: where a is large, both are halved before the sum,
+// elsewhere the sum is halved. Either rounds once: beside a large a, what halving takes from b is
+// nothing. (A test of the sum takes registers that kernels do not have.)
 template <class R>
 JAX_BATCHED_HD R mean(R a, R b) {
   const bool large = absolute(a) > R(1);
