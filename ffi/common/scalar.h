@@ -165,14 +165,21 @@ JAX_BATCHED_HD bool is_infinite(Complex<R> a) {
   return is_infinite(a.re) || is_infinite(a.im);
 }
 
-// (a + b) / 2, finite where a and b are: where a is large, both are halved before the sum,
-// elsewhere the sum is halved. Either rounds once: beside a large a, what halving takes from b is
-// nothing. (A test of the sum takes registers that kernels do not have.)
+// (a + b) / 2, finite where a and b are. Two forms with the same bits, as kernels of either
+// precision have registers for: beside a large a both are halved before the sum (what halving takes
+// from a subnormal b is then nothing), or both are where the sum overflowed.
 template <class R>
 JAX_BATCHED_HD R mean(R a, R b) {
-  const bool large = absolute(a) > R(1);
-  const R before = large ? R(0.5) : R(1), after = large ? R(1) : R(0.5);
-  return after * sub_mul(b * before, -before, a);
+  if constexpr (sizeof(R) == sizeof(float)) {
+    const bool large = absolute(a) > R(1);
+    const R before = large ? R(0.5) : R(1), after = large ? R(1) : R(0.5);
+    return after * sub_mul(b * before, -before, a);
+  } else {
+    const R sum = a + b;
+    R result = R(0.5) * sum;
+    if (is_infinite(sum)) result = sub_mul(R(0.5) * b, R(-0.5), a);
+    return result;
+  }
 }
 
 // The symmetrised entry (a_ij + conj(a_ji)) / 2.
