@@ -1,8 +1,7 @@
 """JAX's own routines, as the `lax` paths call them.
 
-jaxlib 0.10's LAPACK calls on a batch block a thread of XLA's pool until other tasks of the same
-pool are done: two of them at a time can wait for each other for ever. A call on one matrix runs
-where it is. So with that jaxlib the CPU takes the matrices of a batch one after the other.
+Where LAPACK calls on a batch block (jaxlib 0.10), the CPU takes its matrices one after the other: a
+call on one matrix runs where it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxlib.version import __version__ as _jaxlib_version
+
+from jax_batched._core._jax import LAPACK_BATCHES_BLOCK
+from jax_batched._core.signature import at_least
 
 Array = jax.Array
-
-_BATCHES_BLOCK = tuple(map(int, _jaxlib_version.split(".")[:2])) < (0, 11)
 
 
 def cholesky(a: Array) -> Array:
@@ -42,7 +41,7 @@ def lu(a: Array) -> tuple[Array, Array]:
 
 def _call(routine: Callable[..., Sequence[Array]], *operands: Array) -> Sequence[Array]:
     """The results of a routine on matrices with equal batch dimensions."""
-    if not _BATCHES_BLOCK:
+    if not LAPACK_BATCHES_BLOCK:
         return routine(*operands)
     results: Sequence[Array] = jax.lax.platform_dependent(
         *operands, cpu=lambda *xs: _one_at_a_time(routine, *xs), default=routine
@@ -53,6 +52,9 @@ def _call(routine: Callable[..., Sequence[Array]], *operands: Array) -> Sequence
 def _one_at_a_time(routine: Callable[..., Sequence[Array]], *operands: Array) -> Sequence[Array]:
     batch = operands[0].shape[:-2]
     matrices = [x.reshape(-1, *x.shape[-2:]) for x in operands]
+    count = matrices[0].shape[0]
+    if not at_least(1, count):  # an exported program for any batch: a slice must fit an empty one
+        matrices = [jnp.concatenate([x, jnp.zeros((1, *x.shape[1:]), x.dtype)]) for x in matrices]
 
     def step(i: Any, results: Sequence[Array]) -> Sequence[Array]:
         one = [jax.lax.dynamic_slice_in_dim(x, i, 1) for x in matrices]
@@ -63,5 +65,5 @@ def _one_at_a_time(routine: Callable[..., Sequence[Array]], *operands: Array) ->
 
     shapes = jax.eval_shape(routine, *matrices)
     start = [jnp.zeros(x.shape, x.dtype) for x in shapes]
-    results = jax.lax.fori_loop(0, matrices[0].shape[0], step, start)
-    return tuple(x.reshape(*batch, *x.shape[1:]) for x in results)
+    results = jax.lax.fori_loop(0, count, step, start)
+    return tuple(x[:count].reshape(*batch, *x.shape[1:]) for x in results)

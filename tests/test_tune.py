@@ -92,7 +92,7 @@ def chosen(operation="cholesky", dtype="float32", n=8, nrhs=1, fast=False, capab
 def imported(program, **environment):
     """What a fresh interpreter prints or, with exit status 1, the last line of its error."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-P", "-c", program],  # -P: the installed package
         env={**os.environ, "JAX_PLATFORMS": "cpu", **environment},
         capture_output=True,
         text=True,

@@ -23,10 +23,15 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
+from jaxlib.version import __version__ as _jaxlib_version
 
 __all__ = ["Primitive", "ad", "batching", "custom_partitioning", "mlir", "xla"]
 
 Array = jax.Array
+
+# Whether a LAPACK call on a batch blocks a thread of XLA's pool until other tasks of the same pool
+# are done: two of them at a time can wait for each other for ever.
+LAPACK_BATCHES_BLOCK = tuple(map(int, _jaxlib_version.split(".")[:2])) < (0, 11)
 
 
 def spec_of(aval: Any) -> tuple[Any, ...]:

@@ -369,6 +369,10 @@ class Operation:
                 return compute(*full)
 
         if path.name == "lax":
+            if platform == "cpu" and _jax.LAPACK_BATCHES_BLOCK:  # a loop: split before it is one
+                partitioning = sharding.partitioning_context(platform, ctx)
+                if partitioning is not None:
+                    return self._lower_partitioned(partitioning, *operands, **params)
             made_of_others = _jax.with_automatic_sharding(made_of_others, ctx.avals_out)
         return mlir.lower_fun(made_of_others, multiple_results=True)(ctx, *operands)
 
@@ -376,9 +380,10 @@ class Operation:
         self, platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any
     ) -> Any:
         signature = self.signature(params)
-        partitioning = sharding.partitioning_context(platform, ctx, signature)
-        if partitioning is not None:
-            return self._lower_partitioned(partitioning, *operands, **params)
+        if signature.columns is not None:
+            partitioning = sharding.partitioning_context(platform, ctx)
+            if partitioning is not None:
+                return self._lower_partitioned(partitioning, *operands, **params)
         lower = jax.ffi.ffi_lowering(
             _ffi.target_name(self.name),
             extra_attributes=sharding.batch_attributes(ctx, signature),
@@ -388,8 +393,7 @@ class Operation:
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         """The call as one that the partitioner splits along batch dimensions and columns."""
         signature = self.signature(params)
-        assert signature.columns is not None
-        _, column = signature.columns
+        column = None if signature.columns is None else signature.columns[1]
         avals = [*ctx.avals_in, *ctx.avals_out]
         cores = [*signature.operands, *signature.results]
         batch = avals[-1].shape[: avals[-1].ndim - len(cores[-1])]

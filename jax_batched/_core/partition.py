@@ -20,7 +20,9 @@ Array = jax.Array
 Roles = tuple[Any, ...]
 
 
-def roles(batch: Sequence[int], shape: Sequence[int], core: Sequence[str], column: str) -> Roles:
+def roles(
+    batch: Sequence[int], shape: Sequence[int], core: Sequence[str], column: str | None
+) -> Roles:
     """The roles of an array's dimensions, given the batch shape of the call."""
     leading = [
         ("batch", d) if size == whole else None

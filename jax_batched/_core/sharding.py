@@ -54,9 +54,9 @@ def _mesh_axes(axes: Any) -> tuple[Any, ...]:
     return axes if isinstance(axes, tuple) else (axes,)
 
 
-def partitioning_context(platform: _ffi.Platform, ctx: Any, signature: Signature) -> Any:
-    """The context in which a call is lowered as one that is split along columns too; else None."""
-    if signature.columns is None or _jax.devices_of_program(ctx) == 1:
+def partitioning_context(platform: _ffi.Platform, ctx: Any) -> Any:
+    """The context in which a call is lowered as one that the partitioner splits; else None."""
+    if _jax.devices_of_program(ctx) == 1:
         return None
     return _jax.with_devices(ctx, _ffi.devices(platform))
 
