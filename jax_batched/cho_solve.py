@@ -28,7 +28,8 @@ def cho_factor(
         Only one triangle is read.
       lower: read a's lower triangle and return L with ``a = L L^H``; otherwise the upper one and U
         with ``a = U^H U``.
-      overwrite_a, check_finite: without effect, as in `jax.scipy.linalg`.
+      overwrite_a: as in `cholesky`.
+      check_finite: without effect, as in `jax.scipy.linalg`.
 
     Returns:
       ``(c, lower)``: the factor, with zeros in the other triangle, and `lower`. The factor of a
@@ -38,11 +39,17 @@ def cho_factor(
       TypeError: a is no array or has another dtype; lower is not True or False.
       ValueError: a is not a batch of square matrices.
     """
-    del overwrite_a, check_finite
+    del check_finite
     lower = _checks.flag("cho_factor", "lower", lower)
     (matrix,), dtype = _checks.operands("cho_factor", a=a)
     _checks.square("cho_factor", "a", matrix)
-    factor, _ = cholesky_op(matrix, upper=not lower, symmetrize=False, accuracy="ieee")
+    factor, _ = cholesky_op(
+        matrix,
+        upper=not lower,
+        symmetrize=False,
+        accuracy="ieee",
+        overwrite=_checks.flag("cho_factor", "overwrite_a", overwrite_a),
+    )
     return factor.astype(dtype), lower
 
 
@@ -62,7 +69,8 @@ def cho_solve(
         the triangle that `lower` names is read.
       b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
         broadcast; a shared factor is never copied.
-      overwrite_b, check_finite: without effect, as in `jax.scipy.linalg`.
+      overwrite_b: as in `triangular_solve`.
+      check_finite: without effect, as in `jax.scipy.linalg`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
@@ -72,7 +80,7 @@ def cho_solve(
         True or False.
       ValueError: shapes do not fit.
     """
-    del overwrite_b, check_finite
+    del check_finite
     if not isinstance(c_and_lower, tuple | list) or len(c_and_lower) != 2:
         raise TypeError(
             "cho_solve: c_and_lower must be a pair (c, lower) as cho_factor returns it, got "
@@ -83,7 +91,8 @@ def cho_solve(
     (factor, rhs), dtype = _checks.operands("cho_solve", c=c, b=b)
     _checks.square("cho_solve", "c", factor)
     columns = _checks.right_hand_side("cho_solve", factor, rhs, name="c")
-    (x,) = cho_solve_op(factor, columns, lower=lower)
+    overwrite = _checks.flag("cho_solve", "overwrite_b", overwrite_b)
+    (x,) = cho_solve_op(factor, columns, lower=lower, overwrite=overwrite)
     return _checks.drop_column(x, rhs).astype(dtype)
 
 

@@ -22,6 +22,7 @@ def cholesky(
     upper: bool = ...,
     symmetrize_input: bool = ...,
     accuracy: str = ...,
+    overwrite_a: bool = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -33,6 +34,7 @@ def cholesky(
     upper: bool = ...,
     symmetrize_input: bool = ...,
     accuracy: str = ...,
+    overwrite_a: bool = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -44,6 +46,7 @@ def cholesky(
     upper: bool = ...,
     symmetrize_input: bool = ...,
     accuracy: str = ...,
+    overwrite_a: bool = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -54,6 +57,7 @@ def cholesky(
     upper: bool = False,
     symmetrize_input: bool = True,
     accuracy: str = "ieee",
+    overwrite_a: bool = False,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Cholesky factor of each Hermitian positive definite matrix of a batch.
@@ -71,6 +75,8 @@ def cholesky(
         numbers are kept. ``"fast"``: approximate reciprocals and square roots may be used, and for
         float32 products on tensor cores in compensated form (n = 129 to 512 on GPUs from sm_80
         on); the residual stays within three times that of ``"ieee"``.
+      overwrite_a: the factor may take a's memory. Inside `jax.jit`, with a donated a or one that
+        nothing else needs, no fresh memory is touched; otherwise XLA copies a first.
       return_info: also return ``info``.
 
     Returns:
@@ -96,6 +102,7 @@ def cholesky(
         upper=_checks.flag("cholesky", "upper", upper),
         symmetrize=_checks.flag("cholesky", "symmetrize_input", symmetrize_input),
         accuracy=_checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES),
+        overwrite=_checks.flag("cholesky", "overwrite_a", overwrite_a),
     )
     return (factor, info) if _checks.flag("cholesky", "return_info", return_info) else factor
 

@@ -90,7 +90,8 @@ def solve(
         broadcast.
       lower: of a Hermitian or symmetric a, read the lower triangle; otherwise the upper one. The
         other triangle may hold anything.
-      overwrite_a, overwrite_b, debug, check_finite: without effect, as in `jax.scipy.linalg`.
+      overwrite_b: with ``"pos"``, as in `triangular_solve`.
+      overwrite_a, debug, check_finite: without effect, as in `jax.scipy.linalg`.
       assume_a: ``"pos"``: a is Hermitian positive definite; one kernel factors and substitutes, and
         never writes the factor. ``"gen"``: any matrix, by LU with partial pivoting (JAX's own).
         ``"her"``, ``"sym"``: a is Hermitian, or symmetric (of complex numbers too); the matrix that
@@ -114,15 +115,17 @@ def solve(
 
     Algorithm: see `cholesky`.
     """
-    del overwrite_a, overwrite_b, debug, check_finite
+    del debug, check_finite
+    _checks.flag("solve", "overwrite_a", overwrite_a)
     _checks.option("solve", "assume_a", assume_a, ("gen", "pos", "her", "sym"))
     _checks.option("solve", "accuracy", accuracy, _checks.ACCURACIES)
     lower = _checks.flag("solve", "lower", lower)
+    overwrite = _checks.flag("solve", "overwrite_b", overwrite_b)
     (matrix, rhs), dtype = _checks.operands("solve", keep_stored=assume_a == "pos", a=a, b=b)
     _checks.square("solve", "a", matrix)
     columns = _checks.right_hand_side("solve", matrix, rhs)
     if assume_a == "pos":
-        x, info = solve_pos_op(matrix, columns, lower=lower, accuracy=accuracy)
+        x, info = solve_pos_op(matrix, columns, lower=lower, accuracy=accuracy, overwrite=overwrite)
     else:
         if assume_a == "her":
             matrix = hermitian_from_triangle(matrix, upper=not lower)

@@ -24,6 +24,7 @@ def triangular_solve(
     transpose_a: bool = False,
     conjugate_a: bool = False,
     unit_diagonal: bool = False,
+    overwrite_b: bool = False,
 ) -> Array:
     """Solves ``op(a) x = b`` or ``x op(a) = b`` for each triangular matrix of a batch.
 
@@ -39,6 +40,8 @@ def triangular_solve(
       transpose_a: op transposes a.
       conjugate_a: op conjugates a (with or without transpose_a).
       unit_diagonal: a's diagonal is taken as ones and not read.
+      overwrite_b: x may take b's memory. Inside `jax.jit`, with a donated b or one that
+        nothing else needs, no fresh memory is touched; otherwise XLA copies b first.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN
@@ -63,6 +66,7 @@ def triangular_solve(
         transpose_a=_checks.flag("triangular_solve", "transpose_a", transpose_a),
         conjugate_a=conjugate_a and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("triangular_solve", "unit_diagonal", unit_diagonal),
+        overwrite=_checks.flag("triangular_solve", "overwrite_b", overwrite_b),
     )
     return _checks.drop_column(x, rhs, left_side=left_side).astype(dtype)
 
@@ -88,7 +92,8 @@ def solve_triangular(
         transpose.
       lower: a's lower triangle is used; otherwise its upper one.
       unit_diagonal: a's diagonal is taken as ones and not read.
-      overwrite_b, debug, check_finite: without effect, as in `jax.scipy.linalg`.
+      overwrite_b: as in `triangular_solve`.
+      debug, check_finite: without effect, as in `jax.scipy.linalg`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
@@ -97,7 +102,7 @@ def solve_triangular(
       TypeError: an operand is no array or has another dtype; a flag is not True or False.
       ValueError: shapes do not fit, or trans is something else.
     """
-    del overwrite_b, debug, check_finite
+    del debug, check_finite
     trans = _checks.option("solve_triangular", "trans", trans, (0, 1, 2, "N", "T", "C"))
     (matrix, rhs), dtype = _checks.operands("solve_triangular", a=a, b=b)
     _checks.square("solve_triangular", "a", matrix)
@@ -110,6 +115,7 @@ def solve_triangular(
         transpose_a=trans not in (0, "N"),
         conjugate_a=trans in (2, "C") and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("solve_triangular", "unit_diagonal", unit_diagonal),
+        overwrite=_checks.flag("solve_triangular", "overwrite_b", overwrite_b),
     )
     return _checks.drop_column(x, rhs).astype(dtype)
 

@@ -86,7 +86,7 @@ def test_results_are_jaxs_for_each_option_by_position(ours, theirs):
 # Arguments of the wrong kind.
 
 FUNCTIONS = (*STANDS_FOR, jb.refined_solve)
-IGNORED = ("overwrite_a", "overwrite_b", "debug", "check_finite")
+IGNORED = ("debug", "check_finite")
 FLAGS = [
     (f, name)
     for f in FUNCTIONS

@@ -34,15 +34,12 @@ void cholesky_blocked(const CholeskyProblem& p, int64_t begin, int64_t end, void
   }
 }
 
-// Of a group that is done, the matrices whose sums overflow, one by one.
 template <class T>
-JAX_BATCHED_CALLED void factor_overflowed(const CholeskyProblem& p, int64_t begin, int64_t end,
-                                          void* scratch) {
+JAX_BATCHED_CALLED bool any_sums_overflow(const CholeskyProblem& p, int64_t begin, int64_t end) {
   for (int64_t m = begin; m < end; ++m) {
-    if (p.info[m] != 0 && sums_overflow(p.a.at<const T>(m, p.n, p.n), p.n)) {
-      cholesky_blocked<T>(p, m, m + 1, scratch);
-    }
+    if (p.info[m] != 0 && sums_overflow(p.a.at<const T>(m, p.n, p.n), p.n)) return true;
   }
+  return false;
 }
 
 template <class T>
@@ -58,14 +55,17 @@ void cholesky_groups(const CholeskyProblem& p, int64_t begin, int64_t end, void*
     const Simd<Real<T>> info = factor_group<T>(
         l, p.n,
         BackgroundFetch::beside_group<T>(p.a.data, p.l.data, int64_t{p.n} * p.n, m, end, tiles));
-    const bool failed = store_info(info, p.info, m, end);
-    if (failed) {
+    if (store_info(info, p.info, m, end)) {
+      const int64_t last = std::min(m + kLanes<T>, end);
+      if (p.symmetrize && any_sums_overflow<T>(p, m, last)) {
+        cholesky_blocked<T>(p, m, last, scratch);
+        continue;
+      }
       for (int64_t i = 0; i < p.n; ++i) {
         for (int64_t j = 0; j <= i; ++j) spoil_failed(info, &l(i, j));
       }
     }
     unpack(a, part, group_of<T>(p.l, int64_t{p.n} * p.n, m, end));
-    if (failed && p.symmetrize) factor_overflowed<T>(p, m, std::min(m + kLanes<T>, end), scratch);
   }
 }
 
@@ -82,8 +82,11 @@ JAX_BATCHED_CALLED void cholesky_fixed(const CholeskyProblem& p, int64_t begin, 
     if (p.symmetrize) symmetrize_fixed<kUpper, n>(a);
     const Simd<Real<T>> info = factor_fixed<kUpper, n>(a);
     clear_fixed<!kUpper, n>(a);
-    a.store(out + m * (n * n));
-    if (store_info(info, p.info, m, end)) cholesky_groups<T>(p, m, m + kLanes<T>, scratch);
+    if (store_info(info, p.info, m, end)) {
+      cholesky_groups<T>(p, m, m + kLanes<T>, scratch);
+    } else {
+      a.store(out + m * (n * n));
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 #include "ffi/common/operations.h"
 #include "ffi/cpu/engine/batch_loop.h"
 #include "ffi/cpu/engine/kernels.h"
+#include "ffi/cpu/engine/memory.h"
 #include "ffi/cuda/runtime/export.h"
 
 namespace nb = nanobind;
@@ -45,6 +46,11 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
     return failed(ffi::Error::InvalidArgument(
         "jax_batched: the CPU has no kernel '" + std::string(named) +
         "', only 'reference', 'lanes', 'blocked' and '' (the table's choice)"));
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (auto result = results.get<ffi::AnyBuffer>(i); result.has_value()) {
+      prefer_huge_pages((*result)->untyped_data(), (*result)->size_bytes());
+    }
   }
   const Kernels& table = named == kReferenceKernel ? reference_kernels() : kernels();
   const Kernel<P> kernel = table.of<P>();

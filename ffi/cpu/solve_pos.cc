@@ -40,8 +40,11 @@ JAX_BATCHED_CALLED void solve_pos_fixed(const SolvePosProblem& p, int64_t begin,
     y.load(p.b.as<const Real<T>>() + m * n);
     const Simd<Real<T>> info = factor_fixed<!kLower, n>(a);
     solve_fixed_with_factor<kLower, n>(a, y);
-    y.store(p.x.as<Real<T>>() + m * n);
-    if (store_info(info, p.info, m, end)) solve_pos_groups<T>(p, m, m + kLanes<T>, scratch);
+    if (store_info(info, p.info, m, end)) {
+      solve_pos_groups<T>(p, m, m + kLanes<T>, scratch);
+    } else {
+      y.store(p.x.as<Real<T>>() + m * n);
+    }
   }
 }
 

@@ -118,6 +118,8 @@ class Rules:
       stored: float16 and bfloat16 are accepted as storage: what no kernel takes as it is is
         computed in float32 and rounded once.
       hidden: how many of the last results are workspace that callers do not see.
+      overwritten: place of the operand that the first result may take the memory of, where a call
+        asks for it: a kernel reads what it overwrites first.
     """
 
     signature: Callable[[Params], str]
@@ -133,6 +135,7 @@ class Rules:
     result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
     stored: bool = False
     hidden: int = 0
+    overwritten: int = -1
 
     def lax(self, *operands: Array, **params: Any) -> Sequence[Array]:
         """The last path."""
@@ -165,15 +168,20 @@ class Operation:
         """Core dimensions of this operation under these parameters."""
         return Signature.parse(self.rules.signature(params))
 
-    def __call__(self, *operands: Array, **params: Any) -> list[Array]:
-        """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do."""
+    def __call__(self, *operands: Array, overwrite: bool = False, **params: Any) -> list[Array]:
+        """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do.
+
+        With `overwrite` the first result takes the memory of an operand of its shape; where that is
+        still needed, XLA makes a copy.
+        """
         signature = self.signature(params)
         rank = max(x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True))
         aligned = [
             x if x.ndim == rank + len(core) else x[(None,) * (rank + len(core) - x.ndim)]
             for x, core in zip(operands, signature.operands, strict=True)
         ]
-        results = self._bind(aligned, {**params, "kernel": _ffi.forced_kernel()})
+        choices = {"kernel": _ffi.forced_kernel(), "overwrite": overwrite}
+        results = self._bind(aligned, {**params, **choices})
         return results[: len(results) - self.rules.hidden]
 
     def _bind(self, operands: Sequence[Array], params: Params) -> list[Array]:
@@ -386,9 +394,18 @@ class Operation:
                 return self._lower_partitioned(partitioning, *operands, **params)
         lower = jax.ffi.ffi_lowering(
             _ffi.target_name(self.name),
+            operand_output_aliases=self._aliases(platform, ctx, params),
             extra_attributes=sharding.batch_attributes(ctx, signature),
         )
-        return lower(ctx, *operands, **params)
+        return lower(ctx, *operands, kernel=params["kernel"], **_own(params))
+
+    def _aliases(self, platform: _ffi.Platform, ctx: Any, params: Params) -> dict[int, int]:
+        """The operand that the first result takes the memory of, if any."""
+        place = range(len(ctx.avals_in))[self.rules.overwritten]
+        operand, result = ctx.avals_in[place], ctx.avals_out[0]
+        fits = operand.shape == result.shape and operand.dtype == result.dtype
+        # The kernels of CUDA have not been tried in place yet.
+        return {place: 0} if params["overwrite"] and fits and platform == "cpu" else {}
 
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         """The call as one that the partitioner splits along batch dimensions and columns."""
@@ -410,8 +427,8 @@ class Operation:
 
 
 def _own(params: Params) -> Params:
-    """The operation's own parameters: its rules know nothing of the choice of a kernel."""
-    return {k: v for k, v in params.items() if k != "kernel"}
+    """The operation's own parameters: its rules know nothing of a kernel, or of memory."""
+    return {k: v for k, v in params.items() if k not in ("kernel", "overwrite")}
 
 
 def _in_float32(arrays: Sequence[Any]) -> tuple[Any, ...]:

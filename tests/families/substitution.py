@@ -72,7 +72,7 @@ def _cho_solve(lower: bool) -> Op:
     return Op(
         name=f"cho_solve-{'lower' if lower else 'upper'}",
         operation="cho_solve",
-        function=lambda c, b, lower: jb.cho_solve((c, lower), b),
+        function=lambda c, b, lower, **options: jb.cho_solve((c, lower), b, **options),
         options={"lower": lower},
         kind=Solve(),
         matrix=matrix,

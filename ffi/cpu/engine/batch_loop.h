@@ -7,6 +7,7 @@
 #include <new>
 
 #include "ffi/cpu/engine/kernels.h"
+#include "ffi/cpu/engine/memory.h"
 #include "ffi/cpu/engine/subnormals.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -40,6 +41,7 @@ class Scratch {
       memory_.reset(
           static_cast<std::byte*>(::operator new[](bytes, std::align_val_t(kScratchAlignment))));
       size_ = bytes;
+      prefer_huge_pages(memory_.get(), bytes);
     }
     return memory_.get();
   }
