@@ -10,6 +10,8 @@ from jax_batched._info import BackendInfo, backend_info  # noqa: E402
 from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
 from jax_batched.cholesky import cholesky  # noqa: E402
 from jax_batched.export import export_disabled_checks  # noqa: E402
+from jax_batched.inv import SlogdetResult, det, inv, slogdet  # noqa: E402
+from jax_batched.lu import lu, lu_factor, lu_solve  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
 from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
@@ -21,14 +23,21 @@ __all__ = [
     "BackendInfo",
     "LinalgOverride",
     "RefinementInfo",
+    "SlogdetResult",
     "__version__",
     "backend_info",
     "cho_factor",
     "cho_solve",
     "cholesky",
+    "det",
     "export_disabled_checks",
+    "inv",
+    "lu",
+    "lu_factor",
+    "lu_solve",
     "override_jax_linalg",
     "refined_solve",
+    "slogdet",
     "solve",
     "solve_triangular",
     "triangular_solve",

@@ -64,6 +64,12 @@ def square(operation: str, name: str, a: Array) -> None:
         )
 
 
+def matrix(operation: str, name: str, a: Array) -> None:
+    """Raises unless a is a batch of matrices."""
+    if a.ndim < 2:
+        raise ValueError(f"{operation}: {name} must have shape (..., m, n), got {a.shape}")
+
+
 def batches(operation: str, named: Sequence[tuple[str, Array, int]]) -> None:
     """Raises unless the dimensions before the last `core` ones broadcast."""
     try:

@@ -80,8 +80,11 @@ def max_n(operation: str, dtype: Any) -> int:
     return _MAX_N.get(operation, {}).get(np.dtype(dtype).name, 0)
 
 
-def _is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
-    """Any number of right-hand sides, also a symbolic one, has an answer."""
+def is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
+    """Whether a platform has one kernel for matrices (n, n) and right-hand sides (n, nrhs).
+
+    Any number of right-hand sides, also a symbolic one, has an answer.
+    """
     return any(
         n <= largest and (most is None or (isinstance(nrhs, int) and nrhs <= most))
         for largest, most in _LIMITS.get((platform, operation, np.dtype(dtype).name), ())
@@ -99,7 +102,7 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
 
     Any number of right-hand sides, also a symbolic one, has an answer.
     """
-    return n <= max_fused_n(platform, dtype) and _is_one_kernel(
+    return n <= max_fused_n(platform, dtype) and is_one_kernel(
         platform, "solve_pos", dtype, n, nrhs
     )
 
@@ -114,7 +117,7 @@ def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> 
 
     Any number of right-hand sides, also a symbolic one, has an answer.
     """
-    return _is_one_kernel(platform, operation, _STORED[0], n, nrhs)
+    return is_one_kernel(platform, operation, _STORED[0], n, nrhs)
 
 
 def native_module(platform: Platform) -> ModuleType | None:

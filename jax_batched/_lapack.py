@@ -28,15 +28,10 @@ def triangular_solve(a: Array, b: Array, **options: bool) -> Array:
     return x
 
 
-def lu(a: Array) -> tuple[Array, Array]:
-    """L and U in one matrix, and the permutation of the rows."""
-
-    def routine(a: Array) -> Sequence[Array]:
-        factors, _, rows = jax.lax.linalg.lu(a)
-        return factors, rows
-
-    factors, rows = _call(routine, a)
-    return factors, rows
+def lu(a: Array) -> tuple[Array, Array, Array]:
+    """L and U in one matrix, the exchanges and the permutation of the rows."""
+    factors, pivots, rows = _call(jax.lax.linalg.lu, a)
+    return factors, pivots, rows
 
 
 def _call(routine: Callable[..., Sequence[Array]], *operands: Array) -> Sequence[Array]:

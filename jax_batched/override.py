@@ -10,6 +10,7 @@ import jax
 from jax_batched._core import Operation, Params
 from jax_batched._core.overriding import override_lowering
 from jax_batched.cholesky import cholesky_op
+from jax_batched.lu import lu_op
 from jax_batched.triangular_solve import triangular_solve_op
 
 
@@ -29,6 +30,7 @@ _TABLE = (
         lambda params: {"upper": False, "symmetrize": False, "accuracy": "ieee"},
     ),
     _Row(jax.lax.linalg.triangular_solve_p, triangular_solve_op, lambda params: params),
+    _Row(jax.lax.linalg.lu_p, lu_op, lambda params: {}),
 )
 
 _lock = threading.Lock()

@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _lapack
+from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, lax
 from jax_batched._core.rules import hermitian_transpose, minus
-from jax_batched._general import bad_pivot, lu_solve, solve_general
 from jax_batched._matrix import hermitian_from_triangle, matmul, real_diagonal, times
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
+from jax_batched.lu import bad_pivot, lu_op, substitute
 from jax_batched.residual import residual_op
-from jax_batched.solve import solve_pos_op
+from jax_batched.solve import solve_gen_op, solve_pos_op
 
 Array = jax.Array
 
@@ -318,7 +318,7 @@ def _low_lu(a: Array, dtype: str) -> Sequence[Array]:
     row = _near_one(_largest(a, -1))
     column = _near_one(_largest(times(a, row), -2))
     row = row * _TOP.get(dtype, 1)
-    lu, rows = _lapack.lu(_round(times(times(a, row), column), dtype))
+    lu, _, rows, _ = lu_op(_round(times(times(a, row), column), dtype))
     lu = _round(lu, dtype)
     return lu, row[..., 0], column[..., 0, :], rows, bad_pivot(lu)
 
@@ -336,7 +336,7 @@ def _low_solve(factors: Sequence[Array], r: Array, *, triangle: str, transpose: 
     if triangle:
         (z,) = cho_solve_op(factor, low, lower=triangle == "lower")
     else:
-        z = lu_solve(factor, rows, low, transpose=transpose)
+        z = substitute(factor, rows, low, transpose=transpose)
     return times(times(z.astype(r.dtype), 1 / near_one), right[..., None])
 
 
@@ -468,7 +468,7 @@ def _refine(
 def _full_solve(a: Array, b: Array, triangle: str) -> tuple[Array, Array]:
     """The direct solve in the data's precision."""
     if not triangle:
-        return solve_general(a, b)
+        return solve_gen_op(a, b)
     x, info = solve_pos_op(a, b, lower=triangle == "lower", accuracy="ieee")
     return x, info
 

@@ -10,10 +10,10 @@ from jax.typing import ArrayLike
 from jax_batched import _checks, _ffi
 from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
-from jax_batched._general import solve_general
 from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
+from jax_batched.lu import has_kernel, lu_op, solve_with_factors
 
 Array = jax.Array
 
@@ -90,10 +90,11 @@ def solve(
         broadcast.
       lower: of a Hermitian or symmetric a, read the lower triangle; otherwise the upper one. The
         other triangle may hold anything.
-      overwrite_b: with ``"pos"``, as in `triangular_solve`.
+      overwrite_b: as in `triangular_solve`.
       overwrite_a, debug, check_finite: without effect, as in `jax.scipy.linalg`.
       assume_a: ``"pos"``: a is Hermitian positive definite; one kernel factors and substitutes, and
-        never writes the factor. ``"gen"``: any matrix, by LU with partial pivoting (JAX's own).
+        never writes the factor. ``"gen"``: any matrix, by LU with partial pivoting; where it is a
+        kernel, the factors are not written either.
         ``"her"``, ``"sym"``: a is Hermitian, or symmetric (of complex numbers too); the matrix that
         its triangle stands for, by the same LU.
       accuracy: of ``"pos"``, as in `cholesky`.
@@ -131,7 +132,7 @@ def solve(
             matrix = hermitian_from_triangle(matrix, upper=not lower)
         elif assume_a == "sym":
             matrix = symmetric_from_triangle(matrix, upper=not lower)
-        x, info = solve_general(matrix, columns)
+        x, info = solve_gen_op(matrix, columns, overwrite=overwrite)
     x = _checks.drop_column(x, rhs).astype(dtype)
     return (x, info) if _checks.flag("solve", "return_info", return_info) else x
 
@@ -181,5 +182,44 @@ solve_pos_op: Operation = Operation(
         transpose=hermitian_transpose(lambda: solve_pos_op),
         result_dtypes=(None, jnp.int32),
         stored=True,
+    ),
+)
+
+
+def _factor_and_solve_general(a: Array, b: Array) -> Sequence[Array]:
+    """x and info: one factorization for all right-hand sides of a matrix."""
+    results = lu_op(a)
+    x = solve_with_factors(a, results, b)
+    return x, jnp.broadcast_to(results[-1], x.shape[:-2])
+
+
+def _general_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """a dx = db - da x, with the factors that gave x."""
+    del params
+    (a, b), (da, db) = primals, tangents
+    results = lu_op(jax.lax.stop_gradient(a))
+    x = solve_with_factors(a, results, b)
+    rhs = db if da is None else minus(db, matmul(da, x))
+    info = jnp.broadcast_to(results[-1], x.shape[:-2])
+    return (x, info), (solve_with_factors(a, results, rhs), None)
+
+
+def _general_transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
+    a, ct = primals[0], cotangents[0]
+    return (None if ct is None else solve_gen_op(jnp.swapaxes(a, -1, -2), ct, **params)[0],)
+
+
+solve_gen_op: Operation = Operation(
+    "solve_gen",
+    Rules(
+        signature=lambda params: "(n,n),(n,k)->(n,k),()",
+        paths=(kernel(has_kernel), lax(_factor_and_solve_general, broadcasts=True)),
+        jvp=_general_jvp,
+        transpose=_general_transpose,
+        result_dtypes=(None, jnp.int32),
     ),
 )

@@ -77,7 +77,7 @@ def test_a_value_that_nothing_else_needs_is_not_copied(op):
 
     text = jax.jit(program).lower(*operands).compile().as_text()
     assert "output_to_operand_aliasing" in text
-    assert " copy(" not in text
+    assert " copy(" not in text[text.index("ENTRY") :]  # elsewhere a copy is part of the product
 
 
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)

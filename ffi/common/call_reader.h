@@ -44,12 +44,27 @@ class CallReader {
     check_dtype(name, array, first_.dtype);
     return packed(view(name, array));
   }
-  // An integer of each matrix.
-  int32_t* info() {
-    const Array array = next_result("info", 0);
-    check_dtype("info", array, ffi::DataType::S32);
-    packed(view("info", array));
-    return static_cast<int32_t*>(array.data);
+  // A number of each matrix, of the first result's type, or a real one.
+  MatrixView<Packed> scalar(const char* name) {
+    const Array array = next_result(name, 0);
+    if (next_result_ == 1) first_ = array;
+    check_dtype(name, array, first_.dtype);
+    return packed(view(name, array));
+  }
+  MatrixView<Packed> real_scalar_result(const char* name) {
+    const Array array = next_result(name, 0);
+    check_dtype(name, array, real_dtype());
+    return packed(view(name, array));
+  }
+  // An integer of each matrix, and `size` of them.
+  int32_t* info() { return integers("info", next_result("info", 0)); }
+  int32_t* integers(const char* name, int64_t size) {
+    const Array array = next_result(name, 1);
+    if (array.core(0) != size) {
+      fail(std::string(name) + ": " + std::to_string(array.core(0)) + " in place of " +
+           std::to_string(size));
+    }
+    return integers(name, array);
   }
 
   template <class Rows, class Columns>
@@ -63,8 +78,7 @@ class CallReader {
   // A real number of each matrix.
   MatrixView<Mapped> real_scalar(const char* name) {
     const Array array = next_operand(name, 0);
-    const bool wide = first_.dtype == ffi::DataType::F64 || first_.dtype == ffi::DataType::C128;
-    check_dtype(name, array, wide ? ffi::DataType::F64 : ffi::DataType::F32);
+    check_dtype(name, array, real_dtype());
     return view(name, array);
   }
   // For kernels that take no broadcast operand.
@@ -106,6 +120,16 @@ class CallReader {
       return count;
     }
   };
+
+  int32_t* integers(const char* name, const Array& array) {
+    check_dtype(name, array, ffi::DataType::S32);
+    packed(view(name, array));
+    return static_cast<int32_t*>(array.data);
+  }
+  ffi::DataType real_dtype() const {
+    const bool wide = first_.dtype == ffi::DataType::F64 || first_.dtype == ffi::DataType::C128;
+    return wide ? ffi::DataType::F64 : ffi::DataType::F32;
+  }
 
   template <class T>
   T attribute(const char* name) {

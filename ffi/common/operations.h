@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "ffi/problems/cholesky.h"
+#include "ffi/problems/lu.h"
 #include "ffi/problems/residual.h"
 #include "ffi/problems/solve_pos.h"
 #include "ffi/problems/substitution.h"
@@ -15,7 +16,8 @@ template <class... Problems>
 struct List {};
 
 using Operations = List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
-                        CholeskyPullbackProblem, ResidualProblem>;
+                        CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem,
+                        InvProblem, DetProblem, SlogdetProblem>;
 
 // Calls f(std::type_identity<P>) for each operation.
 template <class F, class... P>

@@ -127,7 +127,9 @@ NB_MODULE(_cpu, m) {
       for (const auto& [dtype, name] : kDTypeNames) {
         if (!is_storage_only(dtype)) append("cpu", {dtype, max_n<P>(dtype)});
       }
-      cuda::Policy<P>::for_each_limit([&](const cuda::Limit& limit) { append("cuda", limit); });
+      if constexpr (P::kOnCuda) {
+        cuda::Policy<P>::for_each_limit([&](const cuda::Limit& limit) { append("cuda", limit); });
+      }
     });
     return rows;
   });

@@ -49,7 +49,7 @@ NB_MODULE(_cuda, m) {
     nb::dict d;
     for_each_operation([&](auto operation) {
       using P = typename decltype(operation)::type;
-      d[nb::str(P::kName.data(), P::kName.size())] = capsule(handler<P>);
+      if constexpr (P::kOnCuda) d[nb::str(P::kName.data(), P::kName.size())] = capsule(handler<P>);
     });
     return d;
   });

@@ -1,14 +1,30 @@
-"""Solves of general systems by JAX's own LU, and refined solves, made of other operations."""
+"""Solves of general systems and inverses, and refined solves, made of other operations."""
 
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from rows import Op, Solve, hermitian_from, strict_triangle
+from rows import Kind, Op, Solve, hermitian_from, strict_triangle
 
 import jax_batched as jb
-from jax_batched._matrices import Array, general, normal, spd
+from jax_batched._matrices import Array, general, normal, solve_ratio, spd
+
+
+class Inverse(Kind):
+    """X with M X = I."""
+
+    def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        return np.linalg.inv(m)
+
+    def ratios(self, eps: float, m: np.ndarray, x: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        return solve_ratio(eps, m, np.broadcast_to(np.eye(m.shape[-1]), m.shape), x)
+
+    def scale(self, m: float, b: float) -> float:
+        return 1 / m
+
+    def unscaled(self, x: np.ndarray, d: np.ndarray) -> np.ndarray:
+        return x * d[:, None] * d
 
 
 def symmetric(rng: np.random.Generator, dtype: Any, shape: Sequence[int]) -> Array:
@@ -91,8 +107,22 @@ ROWS = [
         matrix=lambda a: a,
         make=general,
         has_info=True,
-        kernels=False,
+        calls=lambda dtype, n, nrhs: {"triangular_solve"},
         reduced=True,
+        usual=True,
+    ),
+    Op(
+        name="inv",
+        operation="inv",
+        function=jb.inv,
+        options={},
+        kind=Inverse(),
+        matrix=lambda a: a,
+        make=general,
+        has_info=True,
+        calls=lambda dtype, n, nrhs: {"triangular_solve"},
+        reduced=True,
+        usual=True,
     ),
     _solve_indefinite("sym", False),
     _solve_indefinite("her", True),
@@ -101,4 +131,4 @@ ROWS = [
     _refined_solve("gen", "ir", assume_a="gen"),
 ]
 SOLVERS = {"solve": jb.solve, "refined_solve": lambda a, b: jb.refined_solve(a, b)[0]}
-SQUARE = {"solve": lambda a: jb.solve(a, np.ones(a.shape[-1]))}
+SQUARE = {"inv": jb.inv, "solve": lambda a: jb.solve(a, np.ones(a.shape[-1]))}

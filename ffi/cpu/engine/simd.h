@@ -28,6 +28,7 @@
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 // The names below are overloads of these.
+using jax_batched::absolute;
 using jax_batched::conj;
 using jax_batched::divide;
 using jax_batched::real;
@@ -223,6 +224,13 @@ JAX_BATCHED_INLINE Complex<Simd<R>> select(typename Simd<R>::Mask mask, Complex<
 }
 
 template <class R>
+JAX_BATCHED_INLINE Simd<R> absolute(Simd<R> a) {
+  using Mask = typename Simd<R>::Mask;
+  constexpr auto kMagnitude = std::numeric_limits<typename VectorOf<R>::Bits>::max();
+  return typename Simd<R>::Vector(Mask(a.v) & (Mask{} + kMagnitude));
+}
+
+template <class R>
 JAX_BATCHED_INLINE Simd<R> divide(Simd<R> a, Simd<R> b) {
   return a.v / b.v;
 }
@@ -231,12 +239,8 @@ JAX_BATCHED_INLINE Simd<R> divide(Simd<R> a, Simd<R> b) {
 template <class R>
 JAX_BATCHED_INLINE Complex<Simd<R>> divide(Complex<Simd<R>> a, Complex<Simd<R>> b) {
   using Mask = typename Simd<R>::Mask;
-  constexpr auto kMagnitude = std::numeric_limits<typename VectorOf<R>::Bits>::max();
-  const auto magnitude = [](Simd<R> x) {
-    return typename Simd<R>::Vector(Mask(x.v) & (Mask{} + kMagnitude));
-  };
   const Mask is_real = b.im.v == Simd<R>(R(0)).v;
-  const Mask swapped = magnitude(b.re) < magnitude(b.im);
+  const Mask swapped = absolute(b.re).v < absolute(b.im).v;
   const Simd<R> p = select(swapped, b.im, b.re);
   const Simd<R> q = select(swapped, b.re, b.im);
   const Simd<R> s = select(swapped, a.im, a.re);

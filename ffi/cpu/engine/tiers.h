@@ -100,8 +100,15 @@ Kernel<P> tiered_kernel() {
         (p.kernel != kBlockedKernel && lanes_may_serve(Family::kTiers, p.dtype, p.n, nrhs));
     return with_element_type(p.dtype, [&](auto t) -> size_t {
       using T = decltype(t);
-      const int64_t blocked = blocked_scratch_bytes<T>(p.n, nrhs);
-      return group ? std::max(group_scratch_bytes<T>(p.n, nrhs), blocked) : blocked;
+      size_t blocked, groups;
+      if constexpr (requires { Family::template blocked_bytes<T>(p); }) {
+        blocked = Family::template blocked_bytes<T>(p);
+        groups = Family::template group_bytes<T>(p);
+      } else {
+        blocked = blocked_scratch_bytes<T>(p.n, nrhs);
+        groups = group_scratch_bytes<T>(p.n, nrhs);
+      }
+      return group ? std::max(groups, blocked) : blocked;
     });
   };
   return {run, scratch_bytes};

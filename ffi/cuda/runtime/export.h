@@ -29,10 +29,12 @@ inline void bind_tables(nanobind::module_& m) {
     nanobind::list rows;
     for_each_operation([&](auto operation) {
       using P = typename decltype(operation)::type;
-      Policy<P>::for_each_kernel([&](const KernelRow& row) {
-        rows.append(nanobind::make_tuple(P::kName, name_of(row.dtype), row.kernel, row.min_n,
-                                         row.max_n, row.capability, row.fast));
-      });
+      if constexpr (P::kOnCuda) {
+        Policy<P>::for_each_kernel([&](const KernelRow& row) {
+          rows.append(nanobind::make_tuple(P::kName, name_of(row.dtype), row.kernel, row.min_n,
+                                           row.max_n, row.capability, row.fast));
+        });
+      }
     });
     return rows;
   });
@@ -47,7 +49,9 @@ inline void bind_tables(nanobind::module_& m) {
     std::string name;
     for_each_operation([&](auto of) {
       using P = typename decltype(of)::type;
-      if (P::kName == operation) name = Policy<P>::chosen(call);
+      if constexpr (P::kOnCuda) {
+        if (P::kName == operation) name = Policy<P>::chosen(call);
+      }
     });
     return name;
   });

@@ -1,0 +1,230 @@
+"""Inverses and determinants of general matrices."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks
+from jax_batched._core import Operation, Params, Rules, kernel, lax
+from jax_batched._matrix import matmul
+from jax_batched.lu import has_kernel, lu_op, solve_with_factors
+
+Array = jax.Array
+
+
+@overload
+def inv(a: ArrayLike, *, overwrite_a: bool = ..., return_info: Literal[False] = ...) -> Array: ...
+
+
+@overload
+def inv(
+    a: ArrayLike, *, overwrite_a: bool = ..., return_info: Literal[True]
+) -> tuple[Array, Array]: ...
+
+
+@overload
+def inv(
+    a: ArrayLike, *, overwrite_a: bool = ..., return_info: bool
+) -> Array | tuple[Array, Array]: ...
+
+
+def inv(
+    a: ArrayLike, *, overwrite_a: bool = False, return_info: bool = False
+) -> Array | tuple[Array, Array]:
+    """Inverse of each matrix of a batch.
+
+    The signature of `jax.numpy.linalg.inv`, and more.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
+      overwrite_a: as in `cholesky`.
+      return_info: also return ``info``.
+
+    Returns:
+      The inverse, of a's shape and dtype. With return_info, a pair of it and ``info`` as in `lu`:
+      the inverse of a matrix whose info is not 0 is NaN; no other is affected.
+
+    Raises:
+      TypeError: a is no array or has another dtype; a flag is not True or False.
+      ValueError: a is not a batch of square matrices.
+
+    The derivative reuses the inverse. Algorithm: see `lu`.
+    """
+    (matrix,), dtype = _checks.operands("inv", a=a)
+    _checks.square("inv", "a", matrix)
+    inverse, info = inv_op(matrix, overwrite=_checks.flag("inv", "overwrite_a", overwrite_a))
+    inverse = inverse.astype(dtype)
+    return (inverse, info) if _checks.flag("inv", "return_info", return_info) else inverse
+
+
+class SlogdetResult(NamedTuple):
+    """The determinant as ``sign * exp(logabsdet)``."""
+
+    sign: Array
+    logabsdet: Array
+
+
+def slogdet(a: ArrayLike) -> SlogdetResult:
+    """Sign and logarithm of the absolute value of the determinant of each matrix of a batch.
+
+    The signature of `jax.numpy.linalg.slogdet`, without its `method`.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
+
+    Returns:
+      ``(sign, logabsdet)`` of shape ``(...)``: the sign, of a's dtype, is 1 or -1, for complex
+      matrices a number of magnitude 1; the logarithm is real. A matrix with a zero pivot has 0
+      and ``-inf``.
+
+    Raises:
+      TypeError: a is no array or has another dtype.
+      ValueError: a is not a batch of square matrices.
+
+    The derivative costs one factorization and the solve with its factors. That of a matrix with a
+    zero pivot is NaN, alone. Algorithm: see `lu`.
+    """
+    (matrix,), dtype = _checks.operands("slogdet", a=a)
+    _checks.square("slogdet", "a", matrix)
+    sign, log = slogdet_op(matrix)
+    return SlogdetResult(sign.astype(dtype), log.astype(jnp.finfo(dtype).dtype))
+
+
+def det(a: ArrayLike) -> Array:
+    """Determinant of each matrix of a batch.
+
+    The signature of `jax.numpy.linalg.det`.
+
+    Args:
+      a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
+
+    Returns:
+      The determinant, of shape ``(...)`` and a's dtype. It is exactly 0 where a pivot is, and
+      overflows or underflows only where it does not fit the dtype itself.
+
+    Raises:
+      TypeError: a is no array or has another dtype.
+      ValueError: a is not a batch of square matrices.
+
+    The derivative costs one factorization and the solve with its factors; that of a matrix with a
+    zero pivot is `jax.numpy.linalg.det`'s. Algorithm: see `lu`.
+    """
+    (matrix,), dtype = _checks.operands("det", a=a)
+    _checks.square("det", "a", matrix)
+    (determinant,) = det_op(matrix)
+    return determinant.astype(dtype)
+
+
+def _identity(a: Array) -> Array:
+    return jnp.broadcast_to(jnp.eye(a.shape[-1], dtype=a.dtype), a.shape)
+
+
+def _inv_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """dx = -x da x."""
+    (a,), (da,) = primals, tangents
+    x, info = inv_op(a, **params)
+    return (x, info), (None if da is None else -matmul(x, matmul(da, x)), None)
+
+
+def _inv_lax(a: Array) -> Sequence[Array]:
+    results = lu_op(a)
+    return solve_with_factors(a, results, _identity(a)), results[-1]
+
+
+def _inverse(a: Array) -> Array:
+    return solve_with_factors(a, lu_op(jax.lax.stop_gradient(a)), _identity(a))
+
+
+def _trace_of_product(x: Array, y: Array) -> Array:
+    return jnp.sum(jnp.swapaxes(x, -1, -2) * y, axis=(-2, -1))
+
+
+def _slogdet_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """d log|det| = Re tr(a^-1 da), d sign = i sign Im tr(a^-1 da)."""
+    (a,), (da,) = primals, tangents
+    sign, log = slogdet_op(a, **params)
+    if da is None:
+        return (sign, log), (None, None)
+    trace = _trace_of_product(_inverse(a), da)
+    if not jnp.iscomplexobj(a):
+        return (sign, log), (None, trace)
+    return (sign, log), (sign * 1j * jnp.imag(trace), jnp.real(trace))
+
+
+def _det_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """d det = det tr(a^-1 da)."""
+    (a,), (da,) = primals, tangents
+    (determinant,) = det_op(a, **params)
+    if da is None:
+        return (determinant,), (None,)
+    singular = determinant == 0
+    inverse = jnp.where(singular[..., None, None], jnp.zeros_like(a), _inverse(a))
+    regular = determinant * _trace_of_product(inverse, da)
+    by_cofactors = jax.lax.cond(
+        singular.any(),
+        lambda a, da: jnp.where(singular, jax.jvp(jnp.linalg.det, (a,), (da,))[1], 0),
+        lambda a, da: jnp.zeros_like(regular),
+        a,
+        da,
+    )
+    return (determinant,), (regular + by_cofactors,)
+
+
+def _signed_product(factors: Array, pivots: Array, diagonal: Array) -> Array:
+    """The product of numbers on the diagonal, negated for an odd number of exchanges."""
+    places = jnp.arange(factors.shape[-1], dtype=pivots.dtype)
+    odd = jnp.sum(pivots != places, axis=-1) % 2 == 1
+    product = jnp.prod(diagonal, axis=-1)
+    return jnp.where(odd, -product, product)
+
+
+def _slogdet_lax(a: Array) -> Sequence[Array]:
+    factors, pivots, _, _ = lu_op(a)
+    diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    size = jnp.abs(diagonal)
+    signs = diagonal / jnp.where(size == 0, 1, size).astype(diagonal.dtype)
+    return _signed_product(factors, pivots, signs), jnp.sum(jnp.log(size), axis=-1)
+
+
+def _det_lax(a: Array) -> Sequence[Array]:
+    factors, pivots, _, _ = lu_op(a)
+    return (_signed_product(factors, pivots, jnp.diagonal(factors, axis1=-2, axis2=-1)),)
+
+
+inv_op = Operation(
+    "inv",
+    Rules(
+        signature=lambda params: "(n,n)->(n,n),()",
+        paths=(kernel(has_kernel), lax(_inv_lax)),
+        jvp=_inv_jvp,
+        result_dtypes=(None, jnp.int32),
+    ),
+)
+
+det_op = Operation(
+    "det",
+    Rules(
+        signature=lambda params: "(n,n)->()",
+        paths=(kernel(has_kernel), lax(_det_lax)),
+        jvp=_det_jvp,
+    ),
+)
+
+slogdet_op = Operation(
+    "slogdet",
+    Rules(
+        signature=lambda params: "(n,n)->(),()",
+        paths=(kernel(has_kernel), lax(_slogdet_lax)),
+        jvp=_slogdet_jvp,
+        result_dtypes=lambda params, data: (data, jnp.finfo(data).dtype),
+    ),
+)

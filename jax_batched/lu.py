@@ -1,0 +1,300 @@
+"""LU factorization of general matrices, and solves with it."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks, _ffi, _lapack
+from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
+from jax_batched._core.rules import minus
+from jax_batched._core.signature import at_least
+from jax_batched._matrix import matmul, triangle
+from jax_batched.triangular_solve import triangular_solve_op
+
+Array = jax.Array
+
+
+@overload
+def lu(a: ArrayLike, *, return_info: Literal[False] = ...) -> tuple[Array, Array, Array]: ...
+
+
+@overload
+def lu(a: ArrayLike, *, return_info: Literal[True]) -> tuple[Array, Array, Array, Array]: ...
+
+
+@overload
+def lu(
+    a: ArrayLike, *, return_info: bool
+) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]: ...
+
+
+def lu(
+    a: ArrayLike, *, return_info: bool = False
+) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
+    """LU factorization with partial pivoting of each matrix of a batch.
+
+    The signature of `jax.lax.linalg.lu`, and more.
+
+    Args:
+      a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128.
+      return_info: also return ``info``.
+
+    Returns:
+      ``(lu, pivots, permutation)``: L (its unit diagonal is not stored) and U in one matrix of a's
+      shape and dtype; int32 of shape ``(..., min(m, n))``, the row, from 0, that each row was
+      exchanged with in its turn; int32 of shape ``(..., m)`` with ``a[permutation] = L U``. With
+      return_info also ``info``, int32 of shape ``(...)``: 0, or the number k (from 1) of the first
+      pivot that is zero or not finite.
+
+    Raises:
+      TypeError: a is no array or has another dtype; return_info is not True or False.
+      ValueError: a is not a batch of matrices.
+
+    The pivot is LAPACK's: the largest ``|re| + |im|`` of its column, of equal ones the first. A
+    zero pivot leaves its column of L as it is, zero. Derivatives are those of L and U for the
+    permutation found; a matrix without an inverse of U (or of its square part) has NaN
+    derivatives, alone.
+
+    Algorithm: implicit pivoting as in Abdelfattah, Haidar, Tomov and Dongarra, "Factorization and
+    inversion of a million matrices using GPUs" (2017); derivative after de Hoog, Anderssen and
+    Lukas, "Differentiation of matrix functionals using triangular factorization" (2011).
+    """
+    (matrix,), dtype = _checks.operands("lu", a=a)
+    _checks.matrix("lu", "a", matrix)
+    factors, pivots, permutation, info = lu_op(matrix)
+    if 0 in matrix.shape[-2:]:
+        permutation = permutation + jnp.arange(matrix.shape[-2], dtype=jnp.int32)
+    results = (factors.astype(dtype), pivots, permutation)
+    return (*results, info) if _checks.flag("lu", "return_info", return_info) else results
+
+
+def lu_factor(
+    a: ArrayLike, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[Array, Array]:
+    """LU factorization of each matrix of a batch, for use by `lu_solve`.
+
+    The signature and defaults of `jax.scipy.linalg.lu_factor`.
+
+    Args:
+      a: matrices of shape ``(..., m, n)``, dtypes as in `lu`.
+      overwrite_a: as in `cholesky`.
+      check_finite: without effect, as in `jax.scipy.linalg`.
+
+    Returns:
+      ``(lu, pivots)`` as in `lu`.
+
+    Raises:
+      TypeError: a is no array or has another dtype; overwrite_a is not True or False.
+      ValueError: a is not a batch of matrices.
+    """
+    del check_finite
+    (matrix,), dtype = _checks.operands("lu_factor", a=a)
+    _checks.matrix("lu_factor", "a", matrix)
+    overwrite = _checks.flag("lu_factor", "overwrite_a", overwrite_a)
+    factors, pivots, _, _ = lu_op(matrix, overwrite=overwrite)
+    return factors.astype(dtype), pivots
+
+
+def lu_solve(
+    lu_and_piv: tuple[ArrayLike, ArrayLike],
+    b: ArrayLike,
+    trans: int = 0,
+    overwrite_b: bool = False,
+    check_finite: bool = True,
+) -> Array:
+    """Solves ``op(a) x = b`` given the LU factorization of each matrix of a batch.
+
+    The signature and defaults of `jax.scipy.linalg.lu_solve`.
+
+    Args:
+      lu_and_piv: ``(lu, pivots)`` as `lu_factor` returns it, of square matrices.
+      b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
+        broadcast.
+      trans: op is 0: a; 1: its transpose; 2: its conjugate transpose.
+      overwrite_b, check_finite: without effect, as in `jax.scipy.linalg`.
+
+    Returns:
+      x, of b's shape with the broadcast batch dimensions. A zero on the diagonal of U gives inf or
+      NaN in its own system only.
+
+    Raises:
+      TypeError: lu_and_piv is no pair; an operand is no array or has another dtype.
+      ValueError: shapes do not fit, or trans is something else.
+    """
+    del check_finite
+    _checks.flag("lu_solve", "overwrite_b", overwrite_b)
+    _checks.option("lu_solve", "trans", trans, (0, 1, 2))
+    if not isinstance(lu_and_piv, tuple | list) or len(lu_and_piv) != 2:
+        raise TypeError(
+            "lu_solve: lu_and_piv must be a pair (lu, pivots) as lu_factor returns it, got "
+            f"{_checks.described(lu_and_piv)}"
+        )
+    factors, pivots = lu_and_piv
+    (matrix, rhs), dtype = _checks.operands("lu_solve", lu=factors, b=b)
+    _checks.square("lu_solve", "lu", matrix)
+    exchanged = jnp.asarray(pivots)
+    if not jnp.issubdtype(exchanged.dtype, jnp.integer) or exchanged.shape != matrix.shape[:-1]:
+        raise ValueError(
+            f"lu_solve: pivots must be integers of shape {matrix.shape[:-1]}, as lu_factor returns "
+            f"them, got {_checks.described(exchanged)}"
+        )
+    columns = _checks.right_hand_side("lu_solve", matrix, rhs, name="lu")
+    n = matrix.shape[-1]
+    rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), n)
+    x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
+    return _checks.drop_column(x, rhs).astype(dtype)
+
+
+def substitute(
+    factors: Array, rows: Array, b: Array, *, transpose: bool, conjugate: bool = False
+) -> Array:
+    """Solves with a[rows] = L U, its transpose, or its conjugate transpose."""
+
+    def triangle_solve(b: Array, lower: bool) -> Array:
+        (x,) = triangular_solve_op(
+            factors,
+            b,
+            left_side=True,
+            lower=lower,
+            transpose_a=transpose,
+            conjugate_a=conjugate and jnp.iscomplexobj(factors),
+            unit_diagonal=lower,
+        )
+        return x
+
+    def permuted(b: Array, rows: Array) -> Array:
+        batch = jnp.broadcast_shapes(b.shape[:-2], rows.shape[:-1])
+        b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
+        return jnp.take_along_axis(b, rows[..., None], axis=-2)
+
+    if transpose:
+        x = triangle_solve(triangle_solve(b, lower=False), lower=True)
+        return permuted(x, jnp.argsort(rows, -1))
+    return triangle_solve(triangle_solve(permuted(b, rows), lower=True), lower=False)
+
+
+def _sizes(params: Params, sizes: dict[str, Any]) -> dict[str, Any]:
+    del params
+    m, n = sizes["m"], sizes["n"]
+    return {"k": m if at_least(m, n) else n}
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """dL = L tril(X, -1) and dU = triu(X) U with X = L^-1 P da U^-1, L and U made square."""
+    (a,), (da,) = primals, tangents
+    results = lu_op(a, **params)
+    factors, _, permutation, _ = results
+    if da is None:
+        return results, [None] * 4
+    m, n = a.shape[-2:]
+    k = min(m, n)
+    dtype = factors.dtype
+    lower, upper = jnp.zeros((*a.shape[:-2], m, m), dtype), jnp.zeros((*a.shape[:-2], n, n), dtype)
+    lower = lower.at[..., :, :k].set(triangle(factors[..., :, :k], upper=False, strict=True))
+    lower = lower + jnp.eye(m, dtype=dtype)
+    upper = upper.at[..., :k, :].set(triangle(factors[..., :k, :], upper=True))
+    upper = upper + jnp.diag((jnp.arange(n) >= k).astype(dtype))
+    flags = {"transpose_a": False, "conjugate_a": False}
+    x = jnp.take_along_axis(da, permutation[..., None], axis=-2)
+    (x,) = triangular_solve_op(lower, x, left_side=True, lower=True, unit_diagonal=True, **flags)
+    (x,) = triangular_solve_op(upper, x, left_side=False, lower=False, unit_diagonal=False, **flags)
+    dfactors = matmul(lower, triangle(x, upper=False, strict=True))
+    dfactors = dfactors + matmul(triangle(x, upper=True), upper)
+    return results, [dfactors, None, None, None]
+
+
+def bad_pivot(factors: Array) -> Array:
+    """0, or the number k (from 1) of the first pivot that is zero or not finite."""
+    pivots = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    failed = (pivots == 0) | ~jnp.isfinite(pivots)
+    return jnp.where(failed.any(-1), jnp.argmax(failed, -1) + 1, 0).astype(jnp.int32)
+
+
+def _lax(a: Array) -> Sequence[Array]:
+    factors, pivots, permutation = _lapack.lu(a)
+    return factors, pivots, permutation, bad_pivot(factors)
+
+
+def has_kernel(call: Call) -> bool:
+    """Whether one kernel of the platform serves a call: there are none for CUDA yet."""
+    return _ffi.is_one_kernel(call.platform, call.operation, call.dtype, call.sizes["n"])
+
+
+def _has_kernel(call: Call) -> bool:
+    m = call.sizes["m"]
+    return has_kernel(call) and isinstance(m, int) and m <= _ffi.max_n(call.operation, call.dtype)
+
+
+lu_op = Operation(
+    "lu",
+    Rules(
+        signature=lambda params: "(m,n)->(m,n),(k),(m),()",
+        paths=(kernel(_has_kernel), lax(_lax)),
+        sizes=_sizes,
+        jvp=_jvp,
+        result_dtypes=(None, jnp.int32, jnp.int32, jnp.int32),
+    ),
+)
+
+
+# Solves whose derivative reuses the factors. They are a means, and have no derivative here: the
+# matrix itself is an operand, and has one.
+
+
+def solve_with_factors(
+    a: Array, results: Sequence[Array], b: Array, *, transpose: bool = False
+) -> Array:
+    """a^-1 b, or with `transpose` a^-T b, given the results of `lu_op`."""
+    factors, _, rows, info = results
+    (x,) = lu_solve_op(a, factors, rows, info, b, transpose=transpose)
+    return x
+
+
+def _solve(
+    a: Array, factors: Array, rows: Array, info: Array, b: Array, *, transpose: bool
+) -> Sequence[Array]:
+    del a
+    x = substitute(factors, rows, b, transpose=transpose)
+    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
+    return (jnp.where((info > 0)[..., None, None], jnp.asarray(nan, x.dtype), x),)
+
+
+def _solve_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """a dx = db - da x."""
+    da, db = tangents[0], tangents[-1]
+    (x,) = lu_solve_op(*primals, **params)
+    rhs = db
+    if da is not None:
+        rhs = minus(db, matmul(jnp.swapaxes(da, -1, -2) if params["transpose"] else da, x))
+    dx = None if rhs is None else lu_solve_op(*primals[:-1], rhs, **params)[0]
+    return (x,), (dx,)
+
+
+def _solve_transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
+    """The transpose of b -> a^-1 b is a^-T, with the same factors."""
+    (ct,) = cotangents
+    if ct is None:
+        return (None,)
+    turned = {**params, "transpose": not params["transpose"]}
+    return lu_solve_op(*primals[:-1], ct, **turned)
+
+
+# a, its factors, permutation and info, b -> x. With `transpose`, of the transpose of a.
+lu_solve_op = Operation(
+    "lu_solve",
+    Rules(
+        signature=lambda params: "(n,n),(n,n),(n),(),(n,k)->(n,k)",
+        paths=(lax(_solve),),
+        jvp=_solve_jvp,
+        transpose=_solve_transpose,
+    ),
+)
