@@ -12,11 +12,10 @@ import sys
 import zipfile
 from pathlib import Path
 
-MAX_SECONDS = 15 * 60
+MAX_SECONDS = 40 * 60  # some 6 minutes on 2 quiet cores; others are busy
 # Of the module for one architecture (sm_90 in CI): now, and with all families to come. Whoever
-# brings a family raises the first. (Two right-hand sides at a time and the usual calls of "stream"
-# take the present one beyond 12.)
-MAX_MODULE_MIB = 13
+# brings a family raises the first.
+MAX_MODULE_MIB = 12
 BUDGET_MIB = 25
 ROOT = Path(__file__).parents[1]
 
