@@ -1,7 +1,13 @@
 """Small matrix helpers of the derivative rules and the `lax` paths."""
 
+import math
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+
+from jax_batched._core.signature import at_least
 
 Array = jax.Array
 
@@ -14,6 +20,11 @@ def matmul(a: Array, b: Array) -> Array:
 def times(a: Array, scale: Array) -> Array:
     """a times a real scale, in a's dtype."""
     return a * scale.astype(a.dtype)
+
+
+def real_dtype(dtype: Any) -> Any:
+    """The dtype of the real part."""
+    return np.zeros(0, dtype).real.dtype
 
 
 def adjoint(a: Array) -> Array:
@@ -76,3 +87,21 @@ def triangle(a: Array, *, upper: bool, strict: bool = False) -> Array:
     """Upper or lower triangle of a, without the diagonal if strict; zeros elsewhere."""
     k = 1 if strict else 0
     return jnp.triu(a, k) if upper else jnp.tril(a, -k)
+
+
+def take_rows(x: Array, rows: Array) -> Array:
+    """The rows of each matrix in another order."""
+    batch = jnp.broadcast_shapes(x.shape[:-2], rows.shape[:-1])
+    x = jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
+    rows = jnp.broadcast_to(rows, (*batch, rows.shape[-1]))
+    if all(at_least(1, size) for size in batch):
+        return jnp.take_along_axis(x, rows[..., None], axis=-2)
+    # An exported program for any batch: a gather takes none that may be empty.
+    count = math.prod(batch)
+
+    def one_more(array: Array, core: int) -> Array:
+        flat = array.reshape(count, *array.shape[array.ndim - core :])
+        return jnp.concatenate([flat, jnp.zeros((1, *flat.shape[1:]), flat.dtype)])
+
+    taken = jnp.take_along_axis(one_more(x, 2), one_more(rows, 1)[..., None], axis=-2)
+    return taken[:count].reshape(x.shape)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, kernel, lax
-from jax_batched._matrix import matmul
+from jax_batched._matrix import matmul, real_dtype
 from jax_batched.lu import has_kernel, lu_op, solve_with_factors
 
 Array = jax.Array
@@ -90,7 +90,7 @@ def slogdet(a: ArrayLike) -> SlogdetResult:
     (matrix,), dtype = _checks.operands("slogdet", a=a)
     _checks.square("slogdet", "a", matrix)
     sign, log = slogdet_op(matrix)
-    return SlogdetResult(sign.astype(dtype), log.astype(jnp.finfo(dtype).dtype))
+    return SlogdetResult(sign.astype(dtype), log.astype(real_dtype(dtype)))
 
 
 def det(a: ArrayLike) -> Array:
@@ -225,6 +225,6 @@ slogdet_op = Operation(
         signature=lambda params: "(n,n)->(),()",
         paths=(kernel(has_kernel), lax(_slogdet_lax)),
         jvp=_slogdet_jvp,
-        result_dtypes=lambda params, data: (data, jnp.finfo(data).dtype),
+        result_dtypes=lambda params, data: (data, real_dtype(data)),
     ),
 )

@@ -11,7 +11,7 @@ from jax_batched import _checks, _ffi, _lapack
 from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import at_least
-from jax_batched._matrix import matmul, triangle
+from jax_batched._matrix import matmul, take_rows, triangle
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -165,15 +165,10 @@ def substitute(
         )
         return x
 
-    def permuted(b: Array, rows: Array) -> Array:
-        batch = jnp.broadcast_shapes(b.shape[:-2], rows.shape[:-1])
-        b = jnp.broadcast_to(b, (*batch, *b.shape[-2:]))
-        return jnp.take_along_axis(b, rows[..., None], axis=-2)
-
     if transpose:
         x = triangle_solve(triangle_solve(b, lower=False), lower=True)
-        return permuted(x, jnp.argsort(rows, -1))
-    return triangle_solve(triangle_solve(permuted(b, rows), lower=True), lower=False)
+        return take_rows(x, jnp.argsort(rows, -1))
+    return triangle_solve(triangle_solve(take_rows(b, rows), lower=True), lower=False)
 
 
 def _sizes(params: Params, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +195,7 @@ def _jvp(
     upper = upper.at[..., :k, :].set(triangle(factors[..., :k, :], upper=True))
     upper = upper + jnp.diag((jnp.arange(n) >= k).astype(dtype))
     flags = {"transpose_a": False, "conjugate_a": False}
-    x = jnp.take_along_axis(da, permutation[..., None], axis=-2)
+    x = take_rows(da, permutation)
     (x,) = triangular_solve_op(lower, x, left_side=True, lower=True, unit_diagonal=True, **flags)
     (x,) = triangular_solve_op(upper, x, left_side=False, lower=False, unit_diagonal=False, **flags)
     dfactors = matmul(lower, triangle(x, upper=False, strict=True))

@@ -94,6 +94,7 @@ class Op:
       can_fail: M must be positive definite; info is the first column whose pivot is not positive.
       has_info: the function takes return_info.
       kernels: the operation has kernels of its own; else it is made of JAX's or of other ones.
+      on_cuda: there are kernels for CUDA too.
       composite: made of other operations of this library, and slow to compile.
       max_n: the largest size that its kernels serve.
       stored_max_n: the largest for which kernels on CUDA take 16-bit elements, with one
@@ -117,6 +118,7 @@ class Op:
     can_fail: bool = False
     has_info: bool = False
     kernels: bool = True
+    on_cuda: bool = True
     composite: bool = False
     max_n: int = 512
     stored_max_n: int = 0

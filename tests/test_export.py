@@ -25,6 +25,7 @@ STORED = Path(__file__).parent / "exported"
 BATCH = "b - 1"
 BATCHES = (0, 1, 8)
 SIZES = range(1, 513)
+ON_CUDA = [op for op in ops.ONE_EACH if op.on_cuda]
 
 
 def export(f, *shapes, platforms=(HERE,), dtype="float32", checks=None, batch=BATCH):
@@ -58,13 +59,15 @@ def targets(exported):
 @pytest.mark.parametrize("op", ops.REDUCED, ids=ops.ids)
 def test_every_operation_for_every_platform(op, platforms):
     # JAX's LU path gathers, which needs a batch that is not empty.
-    batch = BATCH if op.kernels else "b"
-    exported = export(op, *core_shapes(op), platforms=platforms, batch=batch)
+    gathers = "cuda" in platforms and not op.on_cuda
+    exported = export(op, *core_shapes(op), platforms=platforms, batch="b" if gathers else BATCH)
     assert exported.platforms == platforms
-    # General solves substitute with kernels; their factorization is JAX's own.
-    assert targets(exported) == {op.operation if op.kernels else "triangular_solve"}
+    called = {platform: {op.operation} for platform in platforms}
+    if "cuda" in platforms:
+        called["cuda"] = op.kernels_called("float32", 3, 2)
+    assert targets(exported) == set().union(*called.values())
     if HERE in platforms:
-        for batch in BATCHES if op.kernels else (1, 8):
+        for batch in (1, 8) if gathers else BATCHES:
             operands = op.operands("float32", batch=(batch,), n=3, nrhs=2)
             check(op, operands, exported.call(*operands))
 
@@ -199,7 +202,7 @@ def test_the_disabled_checks_are_needed_and_enough(op):
 def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do(stored):
     """At the edges of the rows' own ranges, and with more than one right-hand side."""
     short = {"float16": "xf16>", "bfloat16": "xbf16>"}[stored]
-    for op in ops.ONE_EACH:
+    for op in ON_CUDA:
         shapes = [(n, 1) for n in {8, op.stored_max_n, op.stored_max_n + 1} - {0}]
         for n, nrhs in [*shapes, *([(8, 2), (8, "k")] if op.takes_b else [])]:
             rhs = (n, nrhs) if op.left_side else (nrhs, n)
@@ -211,7 +214,7 @@ def test_what_takes_16_bit_elements_on_cuda_are_the_kernels_that_do(stored):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
+@pytest.mark.parametrize("op", ON_CUDA, ids=ops.ids)
 def test_the_form_of_a_call_for_cuda_is_that_of_its_kernels(op, dtype):
     """A machine without the CUDA module knows what they serve: as the rows say, size by size."""
     many = (1, 2, 16, 17) if op.takes_b else (1,)
@@ -229,7 +232,7 @@ def test_the_form_of_a_call_for_cuda_is_that_of_its_kernels(op, dtype):
         assert targets(exported) == op.kernels_called(dtype, n, nrhs), (n, nrhs)
 
 
-@pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
+@pytest.mark.parametrize("op", ON_CUDA, ids=ops.ids)
 def test_a_gpu_without_the_cuda_module_runs_lax(op, monkeypatch):
     monkeypatch.setitem(_ffi._loaded, "cuda", (None, "not built"))
     monkeypatch.setattr(_ffi, "devices", lambda platform: ("a GPU",))
@@ -315,7 +318,8 @@ def test_every_target_has_a_stored_program_that_this_jax_reads():
             found |= targets(stored_program(file))
         except ExpiredError as error:
             expired.append(str(error))
-    assert found >= set(_ffi.OPERATIONS), expired[:1]
+    on_both = {operation for platform, operation, _ in _ffi._LIMITS if platform == "cuda"}
+    assert found >= on_both, expired[:1]
 
 
 def test_an_expired_program_says_what_to_do(monkeypatch):
