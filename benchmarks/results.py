@@ -15,7 +15,7 @@ import jax
 
 import jax_batched as jb
 from benchmarks.inputs import matrix_bytes
-from jax_batched import tune
+from jax_batched._tuning import calls
 
 
 class Versions(TypedDict):
@@ -86,7 +86,7 @@ Key = tuple[Any, ...]
 
 def usual_mebibytes(n: int, *, cpu: bool) -> float:
     """The memory that the matrices of a case fill by default."""
-    return 64 if cpu else tune.usual_mebibytes(n)
+    return 64 if cpu else calls.usual_mebibytes(n)
 
 
 def key(row: AnyRow) -> Key:
@@ -171,9 +171,9 @@ def select(
         return [row for row in rows if row["batch"] == batch]
     usual = math.log2(mebibytes) if mebibytes else _usual_size(rows)
     best: dict[tuple[str, str, str, int], Row] = {}
-    for target in [usual] if mebibytes else [usual, math.log2(tune.LARGE_MEBIBYTES)]:
+    for target in [usual] if mebibytes else [usual, math.log2(calls.LARGE_MEBIBYTES)]:
         for row in sorted(rows, key=lambda row: -abs(_size(row) - target)):
-            if abs(_size(row) - target) < 1 and (target == usual or row["n"] >= tune.LARGE_N):
+            if abs(_size(row) - target) < 1 and (target == usual or row["n"] >= calls.LARGE_N):
                 best[row["op"], row["impl"], row["dtype"], row["n"]] = row
     return list(best.values())
 

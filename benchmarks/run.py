@@ -32,8 +32,9 @@ from benchmarks.inputs import Inputs, filling
 from benchmarks.operations import OPERATIONS, USUAL_OPERATIONS, Operation
 from benchmarks.plot import write_pictures
 from benchmarks.table import OURS
-from jax_batched import tune
 from jax_batched._matrices import MAX_RATIO
+from jax_batched._tuning import calls
+from jax_batched.tune import sizes_of
 
 SAMPLE = 100  # systems of a batch whose results are tested
 STORED = ("float16", "bfloat16")  # no peer takes them
@@ -89,7 +90,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--n",
         nargs="+",
-        type=tune.sizes_of,
+        type=sizes_of,
         default=[[4, 8, 16, 32, 64, 128]],
         help="sizes: 4,8,16 or ranges as Python's, 1:65 or 8:513:8 (default: 4,8,16,32,64,128)",
     )
@@ -108,8 +109,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--mebibytes",
         type=float,
         help="the size of all matrices together, and of "
-        f"the copy (default: 512 on a GPU, from n = {tune.LARGE_N} on "
-        f"{tune.LARGE_MEBIBYTES}; 64 on a CPU)",
+        f"the copy (default: 512 on a GPU, from n = {calls.LARGE_N} on "
+        f"{calls.LARGE_MEBIBYTES}; 64 on a CPU)",
     )
     add(
         "--impl",

@@ -16,6 +16,18 @@ from families.cholesky import FUSED, STORED_MAX_N
 from jax_batched import _ffi, _tuned, tune
 from jax_batched._ffi import Tier
 from jax_batched._tuned import Block, Kind
+from jax_batched._tuning import measuring, progress
+from jax_batched._tuning.calls import (
+    DTYPES,
+    RECIPES,
+    candidates,
+    default_sizes,
+    measured_sizes,
+    nrhs_classes,
+)
+from jax_batched._tuning.choice import changes, pick, spread
+from jax_batched._tuning.file import merge, write
+from jax_batched._tuning.measuring import DISTINCT, Point, WrongResultError, measure
 
 TREE = Path(__file__).parents[1]
 
@@ -163,7 +175,7 @@ def test_what_is_set_decides():
 
 def test_new_measurements_replace_only_their_own_sizes():
     table = dict(TABLE)
-    tune.merge(table, SOLVE, Block("today", {1: {3: "block", 4: "block"}, 8: {1: "warp"}}))
+    merge(table, SOLVE, Block("today", {1: {3: "block", 4: "block"}, 8: {1: "warp"}}))
     assert table[SOLVE] == Block(
         "today",
         {
@@ -177,8 +189,8 @@ def test_new_measurements_replace_only_their_own_sizes():
 
 def test_new_measurements_are_written_beside_others(tmp_path):
     file = tmp_path / "new folder" / "tuned.json"
-    tune.write(file, {SOLVE: TABLE[SOLVE]})
-    tune.write(file, {CHOLESKY: TABLE[CHOLESKY], FAST: TABLE[FAST]})
+    write(file, {SOLVE: TABLE[SOLVE]})
+    write(file, {CHOLESKY: TABLE[CHOLESKY], FAST: TABLE[FAST]})
     assert _tuned.read_table(file.read_text(), "a file") == TABLE
 
 
@@ -189,81 +201,81 @@ def test_the_packages_table_is_as_the_tuner_writes_it():
 
 def test_noise_does_not_change_the_choice():
     times = {"thread": 1.00, "warp": 1.01, "block": 1.5}
-    assert tune.pick(times, ("warp", "thread")) == "warp"
-    assert tune.pick(times, ("block", "warp")) == "warp"
-    assert tune.pick(times, ("block", "")) == "thread"
+    assert pick(times, ("warp", "thread")) == "warp"
+    assert pick(times, ("block", "warp")) == "warp"
+    assert pick(times, ("block", "")) == "thread"
 
 
 def test_candidates_are_those_that_the_gpu_and_the_accuracy_allow():
-    assert tune.candidates(CHOLESKY, 9, TIERS) == ["thread", "warp", "block"]
-    assert tune.candidates(CHOLESKY._replace(capability=75), 9, TIERS) == ["thread", "block"]
-    assert tune.candidates(FAST, 25, TIERS) == ["block", "tensor"]
-    assert tune.candidates(CHOLESKY._replace(dtype="float64"), 9, TIERS) == ["block"]
+    assert candidates(CHOLESKY, 9, TIERS) == ["thread", "warp", "block"]
+    assert candidates(CHOLESKY._replace(capability=75), 9, TIERS) == ["thread", "block"]
+    assert candidates(FAST, 25, TIERS) == ["block", "tensor"]
+    assert candidates(CHOLESKY._replace(dtype="float64"), 9, TIERS) == ["block"]
 
 
 @pytest.mark.parametrize(("kind", "last"), ((CHOLESKY, 24), (FAST, 512)))
 def test_default_sizes_hold_the_borders_of_every_kernel(kind, last):
-    sizes = tune.default_sizes(kind, TIERS)
+    sizes = default_sizes(kind, TIERS)
     assert {1, 8, 16, 24, last} <= set(sizes)
     assert max(sizes) == last
     for low, high in itertools.pairwise(sizes):
-        between = {tuple(tune.candidates(kind, n, TIERS)) for n in range(low + 1, high + 1)}
+        between = {tuple(candidates(kind, n, TIERS)) for n in range(low + 1, high + 1)}
         assert len(between) == 1
 
 
 def test_only_sizes_with_a_choice_are_measured():
-    assert tune.measured_sizes(CHOLESKY, (8, 24, 25, 600), TIERS) == [8, 24]
-    assert tune.measured_sizes(FAST, (8, 25, 600), TIERS) == [8, 25]
+    assert measured_sizes(CHOLESKY, (8, 24, 25, 600), TIERS) == [8, 24]
+    assert measured_sizes(FAST, (8, 25, 600), TIERS) == [8, 25]
     ieee_alone = [tier for tier in TIERS if not tier.fast]
-    assert tune.measured_sizes(FAST, (8, 25), ieee_alone) == []
+    assert measured_sizes(FAST, (8, 25), ieee_alone) == []
 
 
 def test_right_hand_sides_that_are_measured():
-    assert tune.nrhs_classes("solve_pos", [4]) == {1: None}
-    assert tune.nrhs_classes("cho_solve", [1, 64]) == {1: 1, 64: None}
+    assert nrhs_classes("solve_pos", [4]) == {1: None}
+    assert nrhs_classes("cho_solve", [1, 64]) == {1: 1, 64: None}
 
 
 def test_sizes_between_take_the_kernel_of_the_next_one_measured():
     winners = {4: "thread", 8: "block", 24: "warp"}
-    kernels = tune.spread(CHOLESKY, winners, TIERS)
+    kernels = spread(CHOLESKY, winners, TIERS)
     assert kernels == {4: "thread"} | dict.fromkeys(range(5, 9), "block") | dict.fromkeys(
         range(9, 25), "warp"
     )
-    assert 8 not in tune.spread(CHOLESKY, {7: "thread", 24: "warp"}, TIERS)
+    assert 8 not in spread(CHOLESKY, {7: "thread", 24: "warp"}, TIERS)
 
 
 def test_what_changed_is_told_with_the_gain():
     new = dict.fromkeys(range(1, 9), "warp")
     old = {**dict.fromkeys(range(1, 7), "thread"), 7: "warp", 8: ""}
     times = {2: {"thread": 3.0, "warp": 1.5}, 6: {"thread": 3.0, "warp": 2.0}, 8: {"warp": 1.0}}
-    assert list(tune.changes(new, old, times)) == [
+    assert list(changes(new, old, times)) == [
         "n = 1..6: thread -> warp, 1.50 to 2.00 times as fast",
         "n = 8: none -> warp",
     ]
 
 
-@pytest.mark.parametrize("operation", tune.RECIPES)
-@pytest.mark.parametrize("dtype", tune.DTYPES)
+@pytest.mark.parametrize("operation", RECIPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_check_of_a_kernel_passes_right_results_and_no_others(operation, dtype):
-    point = tune.Point(Kind(90, operation, False, dtype), 5, 3, 0.05)
-    assert point.operands[0].shape[0] > tune.DISTINCT
-    assert tune.measure({"": point.program("")})[""] > 0
+    point = Point(Kind(90, operation, False, dtype), 5, 3, 0.05)
+    assert point.operands[0].shape[0] > DISTINCT
+    assert measure({"": point.program("")})[""] > 0
     right = point.recipe.ratio
     point.recipe = point.recipe._replace(ratio=lambda *x: right(*x[:-1], 1.01 * x[-1]))
-    with pytest.raises(tune.WrongResultError, match="ratio"):
+    with pytest.raises(WrongResultError, match="ratio"):
         point.program("")
 
 
 def test_results_that_depend_on_the_position_are_wrong():
-    x = np.ones((3 * tune.DISTINCT, 2, 2), np.float32)
-    assert tune._repeats(x)
+    x = np.ones((3 * DISTINCT, 2, 2), np.float32)
+    assert measuring._repeats(x)
     x[-1, 0, 0] = 2
-    assert not tune._repeats(x)
+    assert not measuring._repeats(x)
 
 
 def test_progress_without_rich(monkeypatch, capsys):
-    monkeypatch.setattr(tune.importlib.util, "find_spec", lambda name: None)
-    with tune.progress(40) as step:
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
+    with progress.progress(40) as step:
         for i in range(40):
             step(f"n={i}")
     lines = capsys.readouterr().out.splitlines()
@@ -293,8 +305,8 @@ def test_the_packages_table_names_compiled_kernels():
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
 def test_every_gpu_has_a_kernel_for_every_call(capability):
-    for operation in tune.RECIPES:
-        for dtype in tune.DTYPES:
+    for operation in RECIPES:
+        for dtype in DTYPES:
             largest = FUSED[dtype][-1][0] if operation == "solve_pos" else 512
             for fast in (False, True):
                 kind = Kind(capability, operation, fast, dtype)
@@ -304,7 +316,7 @@ def test_every_gpu_has_a_kernel_for_every_call(capability):
                             kernel = _ffi.chosen_cuda_kernel(
                                 operation, dtype, n, nrhs, fast, capability
                             )
-                            assert kernel in tune.candidates(kind, n, _ffi.cuda_tiers())
+                            assert kernel in candidates(kind, n, _ffi.cuda_tiers())
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
@@ -312,7 +324,7 @@ def test_every_gpu_has_a_kernel_for_16_bit_elements(capability):
     for operation in ("cholesky", "solve_pos"):
         kind = Kind(capability, operation, False, "float16")
         for n in range(1, STORED_MAX_N[operation] + 1):
-            served = tune.candidates(kind, n, _ffi.cuda_tiers())
+            served = candidates(kind, n, _ffi.cuda_tiers())
             for dtype in ("float16", "bfloat16"):
                 assert _ffi.chosen_cuda_kernel(operation, dtype, n, 1, False, capability) in served
 
