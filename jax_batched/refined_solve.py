@@ -129,7 +129,7 @@ def refined_solve(
     columns = _checks.right_hand_side("refined_solve", matrix, rhs)
     n = matrix.shape[-1]
     unit = float(finfo(matrix.dtype).eps) / 2
-    options = {
+    options: dict[str, Any] = {
         "triangle": ("lower" if lower else "upper") if assume_a == "pos" else "",
         "transpose": False,
         "method": method,

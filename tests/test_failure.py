@@ -248,7 +248,8 @@ def test_info_of_a_general_solve():
 )
 def test_a_bad_factor_spoils_its_own_system_only(op, kernel, dtype):
     unit = op.degree == 0
-    bad = -1.0 if op.can_fail else np.nan if unit else 0.0
+    triangular = op.unread(4).any()
+    bad = -1.0 if op.can_fail else 0.0 if triangular and not unit else np.nan
     for n, nrhs in itertools.product((4, 9, 33), (2, 5)):
         if not ops.serves(op, kernel, dtype, n, nrhs):
             continue
