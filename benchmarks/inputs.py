@@ -29,6 +29,16 @@ def spd(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def general(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """Matrices whose pivots are known: those of row k come from row k + 1, the last from the first.
+
+    The cost of LU does not depend on where the pivots are.
+    """
+    a = uniform(key, (batch, n, n), dtype) / (n + 1) + 2 * jnp.eye(n, dtype=dtype)
+    return jnp.roll(a, 1, axis=-2)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def rhs(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
     """Right-hand sides, a matrix of nrhs columns for each system."""
     return uniform(jax.random.fold_in(key, 1), (batch, n, nrhs), dtype)
@@ -41,7 +51,11 @@ def lower_factor(a: jax.Array) -> jax.Array:
     return jax.lax.linalg.cholesky(wide, symmetrize_input=False).astype(a.dtype)
 
 
-MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {"spd": spd, "rhs": rhs}
+MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
+    "spd": spd,
+    "general": general,
+    "rhs": rhs,
+}
 DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {"factor": ("spd", lower_factor)}
 
 

@@ -73,6 +73,11 @@ def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> 
     return product_ratio(eps, -outer - outer.mT, gradient + gradient.mT)
 
 
+def _lu_ratio(eps: float, a: Array, lu: Array) -> Array:
+    lower = np.tril(lu, -1) + np.eye(a.shape[-1])
+    return product_ratio(eps, np.roll(a, -1, axis=-2), lower @ np.triu(lu))
+
+
 def _solve_pos(a: Any, b: Any) -> Any:
     return jb.solve(a, b, assume_a="pos", lower=True)
 
@@ -145,6 +150,36 @@ OPERATIONS: dict[str, Operation] = {
             "jax": _jax_solve_pos,
         },
     ),
+    "lu": Operation(
+        operands=("general",),
+        floor=_factor_floor,
+        ratio=_lu_ratio,
+        calls={
+            "jax_batched": lambda a: jb.lu(a)[0],
+            "jax": lambda a: jax.lax.linalg.lu(a)[0],
+            "torch": lambda a: torch().linalg.lu_factor_ex(a).LU,
+        },
+    ),
+    "solve_gen": Operation(
+        operands=("general", "rhs"),
+        floor=_solve_floor,
+        ratio=solve_ratio,
+        calls={
+            "jax_batched": lambda a, b: jb.solve(a, b),
+            "jax": lambda a, b: jnp.linalg.solve(a, b),
+            "torch": lambda a, b: torch().linalg.solve_ex(a, b).result,
+        },
+    ),
+    "inv": Operation(
+        operands=("general",),
+        floor=_factor_floor,
+        ratio=_inverse_ratio,
+        calls={
+            "jax_batched": lambda a: jb.inv(a),
+            "jax": lambda a: jnp.linalg.inv(a),
+            "torch": lambda a: torch().linalg.inv_ex(a).inverse,
+        },
+    ),
     "grad_logdet": Operation(
         operands=("spd",),
         floor=_factor_floor,
@@ -164,6 +199,11 @@ OPERATIONS: dict[str, Operation] = {
         },
     ),
 }
+# Of the report's tables, and of a run that names none.
 USUAL_OPERATIONS = [
-    name for name in OPERATIONS if name != "refined_solve" and not name.startswith("grad_")
+    "cholesky",
+    "cholesky_symmetrize",
+    "cho_solve",
+    "triangular_solve",
+    "solve_pos",
 ]

@@ -77,7 +77,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         choices=OPERATIONS,
         default=USUAL_OPERATIONS,
         metavar="OP",
-        help=f"operations of {', '.join(OPERATIONS)} (default: those that are no gradients)",
+        help=f"operations of {', '.join(OPERATIONS)} (default: {', '.join(USUAL_OPERATIONS)})",
     )
     add(
         "--dtype",
@@ -128,9 +128,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="where the results file and the pictures go (default: benchmarks/results)",
     )
     add("--no-plots", action="store_true", help="write no pictures")
+    add(
+        "--fresh-memory",
+        action="store_true",
+        help="on a CPU: as in a default process, in which every large array is fresh memory; the "
+        "results go to DEVICE_fresh-memory.jsonl (default: the process keeps what it frees)",
+    )
     add("--suffix", help="of the results file: DEVICE_SUFFIX.jsonl (default: none)")
     add("--label", help="the device's name in the results (default: what the system says)")
     options = parser.parse_args(arguments)
+    if options.fresh_memory and not options.suffix:
+        options.suffix = "fresh-memory"
     if options.repetitions < timing.MIN_REPETITIONS:
         parser.error(f"--repetitions must be at least {timing.MIN_REPETITIONS}")
     options.n = sorted({n for part in options.n for n in part})
@@ -331,7 +339,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Else JAX takes most of the GPU's memory for itself.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax.config.update("jax_enable_x64", True)
-    timing.recycle_memory()
+    if not options.fresh_memory:
+        jb.keep_freed_memory()
     session = Session(options, Console(width=None if sys.stdout.isatty() else 120))
     session.introduce()
     session.run()

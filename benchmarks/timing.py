@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping
 from statistics import median
@@ -21,20 +20,6 @@ LIMIT_S = 2.0  # a program that takes longer than this is not timed
 
 class TooSlowError(Exception):
     """A program is so slow that timing it would hold up the whole run."""
-
-
-def recycle_memory() -> None:
-    """Make the C library keep freed memory.
-
-    Otherwise it maps and unmaps every large array, and on a CPU the page faults of the fresh
-    output take longer than the operation that fills it. Does nothing where there is no glibc.
-    """
-    m_trim_threshold, m_mmap_max, m_arena_max = -1, -4, -8  # from glibc's malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(m_mmap_max, 0)
-        mallopt(m_trim_threshold, 2**31 - 1)
-        mallopt(m_arena_max, 1)
 
 
 def repetition(program: Program, calls: int) -> float:

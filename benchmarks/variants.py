@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--output-dir", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
-    timing.recycle_memory()
+    jb.keep_freed_memory()
     device = results.device_name()
     file = options.output_dir / f"{results.file_stem(device)}_variants.jsonl"
     sizes = sorted({n for part in options.n for n in part})

@@ -12,6 +12,7 @@ from jax_batched.cholesky import cholesky  # noqa: E402
 from jax_batched.export import export_disabled_checks  # noqa: E402
 from jax_batched.inv import SlogdetResult, det, inv, slogdet  # noqa: E402
 from jax_batched.lu import lu, lu_factor, lu_solve  # noqa: E402
+from jax_batched.memory import keep_freed_memory  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
 from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
@@ -32,6 +33,7 @@ __all__ = [
     "det",
     "export_disabled_checks",
     "inv",
+    "keep_freed_memory",
     "lu",
     "lu_factor",
     "lu_solve",

@@ -91,6 +91,11 @@ def is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: 
     )
 
 
+def has_limits(platform: Platform, operation: str) -> bool:
+    """Whether a platform has kernels for an operation, of any dtype and size."""
+    return any(key[:2] == (platform, operation) for key in _LIMITS)
+
+
 def max_fused_n(platform: Platform, dtype: Any) -> int:
     """Largest n for which solve_pos is one kernel rather than factor and solve."""
     limits = _LIMITS.get((platform, "solve_pos", np.dtype(dtype).name), ())

@@ -74,12 +74,12 @@ class LinalgOverride:
 
 
 def override_jax_linalg() -> LinalgOverride:
-    """Makes JAX's own `cholesky` and `triangular_solve` use the kernels of this library.
+    """Makes JAX's own `cholesky`, `triangular_solve` and `lu` use the kernels of this library.
 
-    The two primitives of `jax.lax.linalg` are lowered to our kernels on CPU and CUDA, so that
-    `jnp.linalg.cholesky`, `jax.scipy.linalg.{cholesky, cho_factor, cho_solve, solve_triangular}`,
-    `jax.scipy.linalg.solve(assume_a="pos")` and every library and program that calls them run on
-    them without a change of theirs::
+    The three primitives of `jax.lax.linalg` are lowered to our kernels on CPU and CUDA (`lu` on CPU
+    alone), so that `jnp.linalg.{cholesky, solve, inv, det, slogdet}`, their namesakes in
+    `jax.scipy.linalg`, its `cho_factor`, `cho_solve`, `lu_factor`, `lu_solve`, `solve_triangular`
+    and every library and program that calls them run on them without a change of theirs::
 
         jax_batched.override_jax_linalg()  # from here on, for the whole process
 

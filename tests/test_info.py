@@ -43,7 +43,6 @@ def test_backend_info_has_a_path_and_a_reason_for_everything():
             assert row.reason
         assert rows[operation, "cpu"].path == "kernel"
         assert rows[operation, "other"].path == "lax"
-    assert rows["solve(gen)", "all"].path == "lax"
 
 
 def test_backend_info_says_what_the_lowering_does():
