@@ -61,7 +61,8 @@ def check(a, lu, pivots, permutation, info):
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_factors(kernel, dtype):
-    cases = [matrices(dtype, m, n) for m, n in SHAPES]
+    shapes = SHAPES if kernel != "lax" else [(3, 3), (9, 9), (7, 3), (3, 7)]  # slow to compile
+    cases = [matrices(dtype, m, n) for m, n in shapes]
     results = ops.on_each(lambda a: jb.lu(a, return_info=True), [(a,) for a in cases], kernel)
     for a, result in zip(cases, results, strict=True):
         check(a, *result)
@@ -117,7 +118,7 @@ def test_pivots_are_lapacks(kernel, dtype):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_failures(kernel, dtype):
     """A zero pivot, NaN or inf concern their own matrix alone."""
-    for n in (2, 3, 9, 33):
+    for n in (2, 3, 9, 33) if kernel != "lax" else (3,):
         a = matrices(dtype, n, n)
         good = a.copy()
         a[3, :, n - 1] = a[3, :, 0]
@@ -155,7 +156,7 @@ def test_failures(kernel, dtype):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_determinants(kernel, dtype):
     tolerance = 3000 * float(jnp.finfo(dtype).eps)
-    for n in (1, 2, 3, 4, 7, 16, 33, 65):
+    for n in (1, 2, 3, 4, 7, 16, 33, 65) if kernel != "lax" else (1, 4):
         a = general(np.random.default_rng(n), dtype, (BATCH, n, n)).astype(dtype)
         sign, log = np.linalg.slogdet(wide(a))
         ours, our_log = run(jb.slogdet, a, kernel=kernel)
@@ -190,7 +191,7 @@ def test_a_determinant_does_not_overflow_on_the_way(kernel, dtype):
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_lu_solve(dtype):
-    for n, trans in itertools.product((1, 4, 33), (0, 1, 2)):
+    for n, trans in itertools.product((1, 9), (0, 1, 2)):
         a = matrices(dtype, n, n, 5) + 2 * np.eye(n, dtype=dtype)
         for b in (matrices(dtype, n, 3, 5, seed=1), matrices(dtype, n, 1, 1)[0, :, 0]):
             pair = jb.lu_factor(a)
