@@ -14,8 +14,8 @@ from pathlib import Path
 
 MAX_SECONDS = 15 * 60
 # Of the module for one architecture (sm_90 in CI): now, and with all families to come. Whoever
-# brings a family raises the first. (Two right-hand sides at a time and the usual calls of "stream"
-# take the present one beyond 12.)
+# brings a family raises the first. (Two right-hand sides at a time and the usual calls of
+# "warp_streamed" take the present one beyond 12.)
 MAX_MODULE_MIB = 13
 BUDGET_MIB = 25
 ROOT = Path(__file__).parents[1]
