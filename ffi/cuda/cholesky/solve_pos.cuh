@@ -16,6 +16,7 @@
 #include "ffi/cuda/cholesky/thread.cuh"
 #include "ffi/cuda/cholesky/warp_shared.cuh"
 #include "ffi/cuda/cholesky/warp_tensor.cuh"
+#include "ffi/cuda/device/math.cuh"
 #include "ffi/cuda/device/storage.cuh"
 #include "ffi/cuda/device/with_constant.cuh"
 #include "ffi/cuda/layout/fragment.cuh"
@@ -27,12 +28,6 @@ namespace jax_batched::cuda {
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 // S is the type that elements are stored in (storage.cuh).
-
-// An entry of B on its way in, or of X on its way out.
-template <class T>
-__device__ __forceinline__ T conj_if(bool upper, T a) {
-  return upper ? conj(a) : a;
-}
 
 // map(index), in little code: nested broadcasts are rare.
 __device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {

@@ -72,13 +72,4 @@ __device__ __forceinline__ void for_each_tile(int rows, int first, int step, con
   }
 }
 
-template <class T>
-__device__ __forceinline__ T conj_if(bool conjugate, T a) {
-  if constexpr (kIsComplex<T>) {
-    return conjugate ? conj(a) : a;
-  } else {
-    return a;
-  }
-}
-
 }  // namespace jax_batched::cuda
