@@ -35,7 +35,10 @@ CHOLESKY = Kind(90, "cholesky", False, "float32")
 SOLVE = Kind(80, "cho_solve", False, "complex128")
 FAST = Kind(90, "cholesky", True, "float32")
 TABLE = {
-    SOLVE: Block("a card, a day", {1: {1: "thread", 2: "thread", 3: "warp"}, None: {3: "columns"}}),
+    SOLVE: Block(
+        "a card, a day",
+        {1: {1: "thread", 2: "thread", 3: "lanes_shared"}, None: {3: "block_columns"}},
+    ),
     CHOLESKY: Block(
         "another card", {None: {n: "warp" if n < 9 else "block" for n in range(1, 17)}}
     ),
@@ -58,8 +61,8 @@ def test_a_table_survives_writing_and_reading():
 def test_the_rows_of_a_table():
     assert list(_tuned.rows(TABLE)) == [
         (80, "cho_solve", False, "complex128", 1, 1, 2, "thread"),
-        (80, "cho_solve", False, "complex128", 1, 3, 3, "warp"),
-        (80, "cho_solve", False, "complex128", None, 3, 3, "columns"),
+        (80, "cho_solve", False, "complex128", 1, 3, 3, "lanes_shared"),
+        (80, "cho_solve", False, "complex128", None, 3, 3, "block_columns"),
         (90, "cholesky", False, "float32", None, 1, 8, "warp"),
         (90, "cholesky", False, "float32", None, 9, 16, "block"),
         (90, "cholesky", True, "float32", None, 16, 16, "warp.wide"),
@@ -122,17 +125,17 @@ def test_a_users_file_comes_before_the_packages(tmp_path):
     )
     own = ENTRY | {"rows": [ROW | {"min_n": 16, "max_n": 16, "kernel": "warp"}]}
     solve = {"operation": "triangular_solve", "dtype": "float64"}
-    solve |= {"rows": [ROW | {"max_nrhs": 1, "kernel": "columns"}]}
+    solve |= {"rows": [ROW | {"max_nrhs": 1, "kernel": "block_columns"}]}
     file = tmp_path / "jax_batched" / "tuned.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"tables": [own, ENTRY | solve]}))
     packages = imported(program, JAX_BATCHED_TUNED="")
     assert packages == "thread warp thread"
-    assert imported(program, JAX_BATCHED_TUNED=str(file)) == "warp warp columns"
+    assert imported(program, JAX_BATCHED_TUNED=str(file)) == "warp warp block_columns"
     environment = {"XDG_CONFIG_HOME": str(tmp_path)}
     assert imported(
         f"import os; os.environ.pop('JAX_BATCHED_TUNED', 0)\n{program}", **environment
-    ) == ("warp warp columns")
+    ) == ("warp warp block_columns")
     assert imported(program, JAX_BATCHED_TUNED="", **environment) == packages
 
 
@@ -175,13 +178,17 @@ def test_what_is_set_decides():
 
 def test_new_measurements_replace_only_their_own_sizes():
     table = dict(TABLE)
-    merge(table, SOLVE, Block("today", {1: {3: "block", 4: "block"}, 8: {1: "warp"}}))
+    merge(
+        table,
+        SOLVE,
+        Block("today", {1: {3: "block_rows", 4: "block_rows"}, 8: {1: "lanes_shared"}}),
+    )
     assert table[SOLVE] == Block(
         "today",
         {
-            1: {1: "thread", 2: "thread", 3: "block", 4: "block"},
-            8: {1: "warp"},
-            None: {3: "columns"},
+            1: {1: "thread", 2: "thread", 3: "block_rows", 4: "block_rows"},
+            8: {1: "lanes_shared"},
+            None: {3: "block_columns"},
         },
     )
     assert table[CHOLESKY] == TABLE[CHOLESKY]
@@ -340,8 +347,8 @@ constexpr std::array<TunedRow, 5> kTuned = {{
     {80, "cholesky", false, DType::kFloat32, kAny, 1, 32, "warp"},
     {90, "cholesky", false, DType::kFloat32, kAny, 1, 8, "thread"},
     {90, "cholesky", true, DType::kFloat32, kAny, 1, 4, "fast"},
-    {90, "cho_solve", false, DType::kFloat32, 1, 1, 64, "warp"},
-    {90, "cho_solve", false, DType::kFloat32, kAny, 1, 64, "block"},
+    {90, "cho_solve", false, DType::kFloat32, 1, 1, 64, "lanes_shared"},
+    {90, "cho_solve", false, DType::kFloat32, kAny, 1, 64, "block_rows"},
 }};
 constexpr std::string_view tuned(std::string_view operation, int64_t n, int64_t nrhs, bool fast,
                                  int capability, DType dtype = DType::kFloat32) {
@@ -354,8 +361,8 @@ static_assert(tuned("cholesky", 8, 1, false, 120) == "thread");
 static_assert(tuned("cholesky", 8, 1, false, 75) == "");
 static_assert(tuned("cholesky", 8, 1, false, 90, DType::kFloat64) == "");
 static_assert(tuned("cholesky", 4, 1, true, 90) == "fast");
-static_assert(tuned("cho_solve", 8, 1, false, 90) == "warp");
-static_assert(tuned("cho_solve", 8, 2, false, 90) == "block");
+static_assert(tuned("cho_solve", 8, 1, false, 90) == "lanes_shared");
+static_assert(tuned("cho_solve", 8, 2, false, 90) == "block_rows");
 static_assert(tuned("cholesky", 8, 1, true, 90) == "");
 
 struct Warp {

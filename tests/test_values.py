@@ -99,7 +99,7 @@ def test_every_kernel_of_a_substitution_gives_the_same_bits(op, dtype, needs_gpu
     """One may replace another that needs more shared memory than the device has."""
     sizes = (3, 8, 17, 31, 33, 50, 65, 96, 100, 128, 161, 192)
     known = {}
-    for kernel in ("columns", *ops.KERNELS):
+    for kernel in ("block_columns", *ops.KERNELS):
         shapes = [
             (n, nrhs)
             for n, nrhs in (*itertools.product(sizes, (1, 5, 16, 33)), (33, 23))

@@ -4,10 +4,10 @@
     python tools/stored_bits.py check FILE
 
 The package is the one that Python imports. A result has a key such as
-``cho_solve/float32/n=33/lower=1,nrhs=5/kernel=warp``. Without a name (``kernel=``) the call goes
-through the public function, with all its choices. A named kernel is called by its FFI target, whose
-name and attributes never change. `check` fails where a key that both sides have differs, and where
-a call that names no kernel is missing. A difference that is another kernel's stored result is
+``cho_solve/float32/n=33/lower=1,nrhs=5/kernel=block_rows``. Without a name (``kernel=``) the call
+goes through the public function, with all its choices. A named kernel is called by its FFI target,
+whose name and attributes never change. `check` fails where a key that both sides have differs, and
+where a call that names no kernel is missing. A difference that is another kernel's stored result is
 listed as such: so a deleted kernel's calls show who took them over.
 
 Operands are made by integer arithmetic and single correctly rounded operations: they are the same

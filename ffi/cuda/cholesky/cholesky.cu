@@ -15,8 +15,8 @@ struct ThreadLauncher {
 
   template <int kN>
   cudaError_t run() const {
-    return launch_kernel<cholesky_thread_kernel<S, kN>>(
-        stream, args.batch, 32, 32, cholesky_thread_shared_bytes<S, kN>(), args);
+    return launch_kernel<cholesky_thread_kernel<S, kN>>(stream, args.batch, 32, 32,
+                                                        cholesky_thread_bytes<S, kN>(), args);
   }
 };
 
@@ -25,20 +25,20 @@ cudaError_t launch_warp(cudaStream_t stream, const CholeskyProblem& args) {
   if constexpr (is_rolled(kDTypeOf<S>, kTiles, kExact)) {
     static_assert(kGroup == 1 && kWarps == 1);
     return launch_kernel<cholesky_warp_rolled_kernel<S, kTiles, kExact, kMinBlocks>>(
-        stream, args.batch, 1, 32, cholesky_warp_shared_bytes<S, kTiles, 1, kExact, 1>(), args);
+        stream, args.batch, 1, 32, cholesky_warp_bytes<S, kTiles, 1, kExact, 1>(), args);
   } else {
     // The cap of a row of more than 8 tiles is for rolled kernels: unrolled ones would spill.
     constexpr int kCap = kTiles > 8 ? 1 : kMinBlocks;
     return launch_kernel<cholesky_warp_kernel<S, kTiles, kGroup, kExact, kWarps, kCap>>(
         stream, args.batch, kWarps * kGroup, 32 * kWarps,
-        cholesky_warp_shared_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
+        cholesky_warp_bytes<S, kTiles, kGroup, kExact, kWarps>(), args);
   }
 }
 
 template <class S, int kSlots, bool kExact, int kMinBlocks>
-cudaError_t launch_rows(cudaStream_t stream, const CholeskyProblem& args) {
-  using Stage = StoredRows<S, kSlots, kExact>;
-  return launch_kernel<cholesky_rows_kernel<S, kSlots, kExact, kMinBlocks>>(
+cudaError_t launch_lanes(cudaStream_t stream, const CholeskyProblem& args) {
+  using Stage = StoredLanes<S, kSlots, kExact>;
+  return launch_kernel<cholesky_lanes_kernel<S, kSlots, kExact, kMinBlocks>>(
       stream, args.batch, Stage::kMatrices, 32, Stage::kBytes, args);
 }
 
@@ -63,13 +63,13 @@ struct Launcher {
     return with_size<kMaxN>(args.n, ThreadLauncher<S>{stream, args});
   }
 
-  template <int kMinN, int kMaxN, bool kFast, RowsShape kShape>
-  cudaError_t launch_shape(RowsShape) const {
+  template <int kMinN, int kMaxN, bool kFast, LanesShape kShape>
+  cudaError_t launch_shape(LanesShape) const {
     constexpr int kSlots = ceil_div(kMaxN, 8);
     static_assert(kMinN > 8 * (kSlots - 1), "only the last slot may be ragged");
     return args.n == 8 * kSlots
-               ? launch_rows<S, kSlots, true, cap(kShape.min_blocks)>(stream, args)
-               : launch_rows<S, kSlots, false, cap(kShape.min_blocks)>(stream, args);
+               ? launch_lanes<S, kSlots, true, cap(kShape.min_blocks)>(stream, args)
+               : launch_lanes<S, kSlots, false, cap(kShape.min_blocks)>(stream, args);
   }
 
   template <int kMinN, int kMaxN, bool kFast, WarpShape kShape>
@@ -90,19 +90,19 @@ struct Launcher {
     }
   }
 
-  template <int kMinN, int kMaxN, bool kFast, HalvesShape kShape>
-  cudaError_t launch_shape(HalvesShape) const {
+  template <int kMinN, int kMaxN, bool kFast, WarpSharedShape kShape>
+  cudaError_t launch_shape(WarpSharedShape) const {
     constexpr int kTiles = ceil_div(kMaxN, 16);
     static_assert(kMinN > 8 * kTiles, "both halves have rows");
-    return launch_kernel<cholesky_halves_kernel<S, kTiles, cap(kShape.min_blocks)>>(
-        stream, args.batch, 1, 32, Halves<S, kTiles>::kElements * sizeof(S), args);
+    return launch_kernel<cholesky_warp_shared_kernel<S, kTiles, cap(kShape.min_blocks)>>(
+        stream, args.batch, 1, 32, WarpSharedFactor<S, kTiles>::kElements * sizeof(S), args);
   }
 
-  template <int kMinN, int kMaxN, bool kFast, LeftShape kShape>
-  cudaError_t launch_shape(LeftShape) const {
-    using Factor = LeftFactor<kShape.warps - 1, RhsPlace::kNone>;
+  template <int kMinN, int kMaxN, bool kFast, BlockSharedShape kShape>
+  cudaError_t launch_shape(BlockSharedShape) const {
+    using Factor = BlockSharedFactor<kShape.warps - 1, RhsPlace::kNone>;
     static_assert(kMaxN <= Factor::kMaxN);
-    return launch_kernel<cholesky_left_kernel<kShape.warps - 1, cap(kShape.min_blocks)>>(
+    return launch_kernel<cholesky_block_shared_kernel<kShape.warps - 1, cap(kShape.min_blocks)>>(
         stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
   }
 

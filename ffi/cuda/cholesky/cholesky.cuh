@@ -4,19 +4,19 @@
 // the matrix is not positive definite) and info, in the same pass over memory as the factorization.
 //
 // Kernels of one warp take `threadIdx.x % 32` for its lane: nvcc does not take from the launch
-// bounds that it is less than 32, which decides how far loops over lanes unroll (cholesky "halves"
-// of 128 rows: 12 % of the time).
+// bounds that it is less than 32, which decides how far loops over lanes unroll (cholesky
+// "warp_shared" of 128 rows: 12 % of the time).
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
 #include "ffi/cuda/cholesky/block.cuh"
-#include "ffi/cuda/cholesky/halves.cuh"
-#include "ffi/cuda/cholesky/left.cuh"
+#include "ffi/cuda/cholesky/block_shared.cuh"
 #include "ffi/cuda/cholesky/panel.cuh"
-#include "ffi/cuda/cholesky/stored_rows.cuh"
+#include "ffi/cuda/cholesky/stored_lanes.cuh"
 #include "ffi/cuda/cholesky/thread.cuh"
+#include "ffi/cuda/cholesky/warp_shared.cuh"
 #include "ffi/cuda/device/storage.cuh"
 #include "ffi/cuda/device/with_constant.cuh"
 #include "ffi/cuda/layout/fragment.cuh"
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyPr
 }
 
 template <class S, int kN>
-constexpr size_t cholesky_thread_shared_bytes() {
+constexpr size_t cholesky_thread_bytes() {
   return MatrixStage<S, kN>::kElements * sizeof(S);
 }
 
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
 }
 
 template <class S, int kTiles, int kGroup, bool kExact, int kWarps>
-constexpr size_t cholesky_warp_shared_bytes() {
+constexpr size_t cholesky_warp_bytes() {
   return size_t{kWarps} * kGroup * CholeskyWarpShared<S, kTiles, kGroup, kExact>::kBytes;
 }
 
@@ -207,11 +207,11 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   if (info) fill_failed(l, n, args.upper, lane, 32);
 }
 
-// One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh).
+// One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (warp_shared.cuh).
 template <class T, int kTiles, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    cholesky_halves_kernel(const CholeskyProblem args) {
-  using Matrix = Halves<T, kTiles>;
+    cholesky_warp_shared_kernel(const CholeskyProblem args) {
+  using Matrix = WarpSharedFactor<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, n = args.n;
   const int64_t index = blockIdx.x;
@@ -273,11 +273,12 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 }
 
 // One warp for four matrices of 8 * kSlots - 7 .. 8 * kSlots rows of 16-bit elements, rows dealt
-// out to 8 lanes each (rows.cuh). The warp kernel takes as long as with 32-bit elements, for shared
-// memory and shuffles limit it; here a load of a column serves all matrices of the warp.
+// out to 8 lanes each (lanes.cuh). The warp kernel takes as long as with 32-bit elements, for
+// shared memory and shuffles limit it; here a load of a column serves all matrices of the warp.
 template <class S, int kSlots, bool kExact, int kMinBlocks>
-__global__ void __launch_bounds__(32, kMinBlocks) cholesky_rows_kernel(const CholeskyProblem args) {
-  using Stage = StoredRows<S, kSlots, kExact>;
+__global__ void __launch_bounds__(32, kMinBlocks)
+    cholesky_lanes_kernel(const CholeskyProblem args) {
+  using Stage = StoredLanes<S, kSlots, kExact>;
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
   constexpr int kLanes = Matrix::kLanes;
@@ -312,11 +313,13 @@ __global__ void __launch_bounds__(32, kMinBlocks) cholesky_rows_kernel(const Cho
   stage.store(args.l.at<S>(first, n, n), count);
 }
 
-// One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh).
+// One block per matrix of up to BlockSharedFactor::kMaxN rows, L in shared memory
+// (block_shared.cuh).
 template <int kWorkers, int kMinBlocks>
-__global__ void __launch_bounds__((LeftFactor<kWorkers, RhsPlace::kNone>::kThreads), kMinBlocks)
-    cholesky_left_kernel(const CholeskyProblem args) {
-  using Factor = LeftFactor<kWorkers, RhsPlace::kNone>;
+__global__ void __launch_bounds__((BlockSharedFactor<kWorkers, RhsPlace::kNone>::kThreads),
+                                  kMinBlocks)
+    cholesky_block_shared_kernel(const CholeskyProblem args) {
+  using Factor = BlockSharedFactor<kWorkers, RhsPlace::kNone>;
   const int n = args.n;
   const Factor matrix(dynamic_shared, n);
   double* l = args.l.at<double>(blockIdx.x, n, n);

@@ -22,8 +22,8 @@ struct ThreadShape {
 };
 
 // 8 lanes of a warp per matrix, rows dealt out to them.
-struct RowsShape {
-  static constexpr std::string_view kName = "rows";
+struct LanesShape {
+  static constexpr std::string_view kName = "lanes";
   int min_blocks = 0;
   bool several = true;
 };
@@ -37,26 +37,26 @@ struct WarpShape {
 };
 
 // 8 lanes of a warp per matrix, in shared memory.
-struct TilesShape {
-  static constexpr std::string_view kName = "tiles";
+struct LanesSharedShape {
+  static constexpr std::string_view kName = "lanes_shared";
   int min_blocks = 0;  // of the kernel for several right-hand sides
 };
 
 // A warp per matrix of doubles, in registers; products on the tensor cores.
-struct ResidentShape {
-  static constexpr std::string_view kName = "resident";
+struct WarpTensorShape {
+  static constexpr std::string_view kName = "warp_tensor";
 };
 
 // A warp per matrix, which is taken as 2x2 blocks.
-struct HalvesShape {
-  static constexpr std::string_view kName = "halves";
+struct WarpSharedShape {
+  static constexpr std::string_view kName = "warp_shared";
   int min_blocks = 0;
   bool several = true;
 };
 
 // A block per matrix of doubles, in shared memory; products on the tensor cores.
-struct LeftShape {
-  static constexpr std::string_view kName = "left";
+struct BlockSharedShape {
+  static constexpr std::string_view kName = "block_shared";
   int warps;
   int min_blocks = 0;
   bool rhs_warp = false;  // one of the warps holds right-hand sides
@@ -76,7 +76,7 @@ struct BlockShape {
 // ---- cholesky ----
 
 using CholeskyShape =
-    std::variant<ThreadShape, RowsShape, WarpShape, HalvesShape, LeftShape, BlockShape>;
+    std::variant<ThreadShape, LanesShape, WarpShape, WarpSharedShape, BlockSharedShape, BlockShape>;
 inline constexpr Row<CholeskyShape> kCholeskyTable[] = {
     {DType::kFloat32, 1, 16, ThreadShape{}},
     {DType::kFloat32, 9, 16, WarpShape{.group = 2, .warps = 4, .min_blocks = 5}},
@@ -91,8 +91,8 @@ inline constexpr Row<CholeskyShape> kCholeskyTable[] = {
     {DType::kFloat32, 81, 88, WarpShape{}},
     {DType::kFloat32, 89, 96, WarpShape{}},
     {DType::kFloat32, 97, 104, WarpShape{}},
-    {DType::kFloat32, 105, 112, HalvesShape{.min_blocks = 8}},
-    {DType::kFloat32, 113, 128, HalvesShape{.min_blocks = 8}},
+    {DType::kFloat32, 105, 112, WarpSharedShape{.min_blocks = 8}},
+    {DType::kFloat32, 113, 128, WarpSharedShape{.min_blocks = 8}},
     {DType::kFloat32,
      129,
      512,
@@ -110,9 +110,9 @@ inline constexpr Row<CholeskyShape> kCholeskyTable[] = {
     {DType::kFloat64, 41, 48, WarpShape{}},
     {DType::kFloat64, 49, 56, WarpShape{}},
     {DType::kFloat64, 57, 64, WarpShape{}},
-    {DType::kFloat64, 65, 96, LeftShape{.warps = 4, .min_blocks = 4}},
-    {DType::kFloat64, 97, 128, LeftShape{.warps = 5, .min_blocks = 4}},
-    {DType::kFloat64, 129, 160, LeftShape{.warps = 6, .min_blocks = 2}},
+    {DType::kFloat64, 65, 96, BlockSharedShape{.warps = 4, .min_blocks = 4}},
+    {DType::kFloat64, 97, 128, BlockSharedShape{.warps = 5, .min_blocks = 4}},
+    {DType::kFloat64, 129, 160, BlockSharedShape{.warps = 6, .min_blocks = 2}},
     {DType::kFloat64, 1, 160, BlockShape{.depth = 16, .min_blocks = 3}},
     {DType::kFloat64, 161, 512, BlockShape{.depth = 32, .min_blocks = 2, .prefetch = true}},
 
@@ -123,28 +123,28 @@ inline constexpr Row<CholeskyShape> kCholeskyTable[] = {
     {DType::kComplex64, 33, 40, WarpShape{}},
     {DType::kComplex64, 41, 48, WarpShape{}},
     {DType::kComplex64, 49, 56, WarpShape{}},
-    {DType::kComplex64, 57, 63, HalvesShape{}},
+    {DType::kComplex64, 57, 63, WarpSharedShape{}},
     {DType::kComplex64, 64, 64, WarpShape{}},
-    {DType::kComplex64, 65, 80, HalvesShape{.min_blocks = 8}},
-    {DType::kComplex64, 81, 96, HalvesShape{.min_blocks = 8}},
+    {DType::kComplex64, 65, 80, WarpSharedShape{.min_blocks = 8}},
+    {DType::kComplex64, 81, 96, WarpSharedShape{.min_blocks = 8}},
     {DType::kComplex64, 1, 512, BlockShape{.depth = 16, .min_blocks = 3, .prefetch = true}},
 
     {DType::kComplex128, 1, 9, ThreadShape{}},
     {DType::kComplex128, 9, 16, WarpShape{.group = 2, .warps = 4}},
     {DType::kComplex128, 17, 24, WarpShape{.group = 2, .warps = 4}},
-    {DType::kComplex128, 25, 32, HalvesShape{.min_blocks = 16}},
+    {DType::kComplex128, 25, 32, WarpSharedShape{.min_blocks = 16}},
     {DType::kComplex128, 33, 40, WarpShape{}},
     {DType::kComplex128, 41, 48, WarpShape{}},
-    {DType::kComplex128, 49, 64, HalvesShape{.min_blocks = 8}},
+    {DType::kComplex128, 49, 64, WarpSharedShape{.min_blocks = 8}},
     {DType::kComplex128, 1, 160, BlockShape{.depth = 8, .min_blocks = 3, .prefetch = true}},
     {DType::kComplex128, 161, 512, BlockShape{.depth = 8, .min_blocks = 2}},
 
     // Beyond 96, casts to float32 and back take over.
     {DType::kFloat16, 1, 16, ThreadShape{}},
-    {DType::kFloat16, 17, 24, RowsShape{.min_blocks = 20}},
-    {DType::kFloat16, 25, 32, RowsShape{.min_blocks = 16}},
-    {DType::kFloat16, 33, 40, RowsShape{.min_blocks = 12}},
-    {DType::kFloat16, 41, 48, RowsShape{}},
+    {DType::kFloat16, 17, 24, LanesShape{.min_blocks = 20}},
+    {DType::kFloat16, 25, 32, LanesShape{.min_blocks = 16}},
+    {DType::kFloat16, 33, 40, LanesShape{.min_blocks = 12}},
+    {DType::kFloat16, 41, 48, LanesShape{}},
     {DType::kFloat16, 49, 56, WarpShape{.min_blocks = 16}},
     {DType::kFloat16, 57, 64, WarpShape{.min_blocks = 12}},
     {DType::kFloat16, 65, 72, WarpShape{}},
@@ -176,66 +176,66 @@ struct Policy<CholeskyProblem> : TablePolicy<kCholeskyTable> {
 
 // ---- solve_pos ----
 
-using SolvePosShape = std::variant<ThreadShape, RowsShape, WarpShape, TilesShape, ResidentShape,
-                                   HalvesShape, LeftShape>;
+using SolvePosShape = std::variant<ThreadShape, LanesShape, WarpShape, LanesSharedShape,
+                                   WarpTensorShape, WarpSharedShape, BlockSharedShape>;
 inline constexpr Row<SolvePosShape> kSolvePosTable[] = {
     {DType::kFloat32, 1, 15, ThreadShape{}},
-    {DType::kFloat32, 9, 16, RowsShape{.min_blocks = 32}},
-    {DType::kFloat32, 17, 24, RowsShape{.min_blocks = 20}},
-    {DType::kFloat32, 25, 32, RowsShape{.min_blocks = 16}},
-    {DType::kFloat32, 33, 40, RowsShape{.min_blocks = 12}},
-    {DType::kFloat32, 41, 48, RowsShape{}},
-    {DType::kFloat32, 49, 56, TilesShape{.min_blocks = 16}},
-    {DType::kFloat32, 57, 64, TilesShape{.min_blocks = 12}},
+    {DType::kFloat32, 9, 16, LanesShape{.min_blocks = 32}},
+    {DType::kFloat32, 17, 24, LanesShape{.min_blocks = 20}},
+    {DType::kFloat32, 25, 32, LanesShape{.min_blocks = 16}},
+    {DType::kFloat32, 33, 40, LanesShape{.min_blocks = 12}},
+    {DType::kFloat32, 41, 48, LanesShape{}},
+    {DType::kFloat32, 49, 56, LanesSharedShape{.min_blocks = 16}},
+    {DType::kFloat32, 57, 64, LanesSharedShape{.min_blocks = 12}},
     {DType::kFloat32, 65, 72, WarpShape{.min_blocks = 12}},
     {DType::kFloat32, 73, 80, WarpShape{.min_blocks = 12}},
     {DType::kFloat32, 81, 88, WarpShape{}},
     {DType::kFloat32, 89, 96, WarpShape{}},
     {DType::kFloat32, 97, 104, WarpShape{}},
-    {DType::kFloat32, 105, 112, HalvesShape{.min_blocks = 8}},
-    {DType::kFloat32, 113, 128, HalvesShape{.min_blocks = 8}},
+    {DType::kFloat32, 105, 112, WarpSharedShape{.min_blocks = 8}},
+    {DType::kFloat32, 113, 128, WarpSharedShape{.min_blocks = 8}},
 
     {DType::kFloat64, 1, 12, ThreadShape{}},
-    {DType::kFloat64, 9, 16, RowsShape{.min_blocks = 20}},
-    {DType::kFloat64, 17, 24, RowsShape{.min_blocks = 12}},
-    {DType::kFloat64, 25, 32, RowsShape{}},
-    {DType::kFloat64, 33, 40, ResidentShape{}},
-    {DType::kFloat64, 41, 48, ResidentShape{}},
-    {DType::kFloat64, 49, 56, ResidentShape{}},
-    {DType::kFloat64, 57, 64, ResidentShape{}},
-    {DType::kFloat64, 65, 72, ResidentShape{}},
-    {DType::kFloat64, 73, 88, LeftShape{.warps = 4, .min_blocks = 5}},
-    {DType::kFloat64, 89, 96, LeftShape{.warps = 5, .min_blocks = 4, .rhs_warp = true}},
-    {DType::kFloat64, 97, 120, LeftShape{.warps = 5, .min_blocks = 4, .products = false}},
-    {DType::kFloat64, 121, 128, LeftShape{.warps = 6, .min_blocks = 3, .rhs_warp = true}},
-    {DType::kFloat64, 129, 144, LeftShape{.warps = 6, .min_blocks = 2, .products = false}},
+    {DType::kFloat64, 9, 16, LanesShape{.min_blocks = 20}},
+    {DType::kFloat64, 17, 24, LanesShape{.min_blocks = 12}},
+    {DType::kFloat64, 25, 32, LanesShape{}},
+    {DType::kFloat64, 33, 40, WarpTensorShape{}},
+    {DType::kFloat64, 41, 48, WarpTensorShape{}},
+    {DType::kFloat64, 49, 56, WarpTensorShape{}},
+    {DType::kFloat64, 57, 64, WarpTensorShape{}},
+    {DType::kFloat64, 65, 72, WarpTensorShape{}},
+    {DType::kFloat64, 73, 88, BlockSharedShape{.warps = 4, .min_blocks = 5}},
+    {DType::kFloat64, 89, 96, BlockSharedShape{.warps = 5, .min_blocks = 4, .rhs_warp = true}},
+    {DType::kFloat64, 97, 120, BlockSharedShape{.warps = 5, .min_blocks = 4, .products = false}},
+    {DType::kFloat64, 121, 128, BlockSharedShape{.warps = 6, .min_blocks = 3, .rhs_warp = true}},
+    {DType::kFloat64, 129, 144, BlockSharedShape{.warps = 6, .min_blocks = 2, .products = false}},
 
     {DType::kComplex64, 1, 8, ThreadShape{}},
-    {DType::kComplex64, 9, 16, RowsShape{.min_blocks = 20}},
-    {DType::kComplex64, 17, 24, RowsShape{.min_blocks = 12}},
-    {DType::kComplex64, 25, 32, RowsShape{.several = false}},
+    {DType::kComplex64, 9, 16, LanesShape{.min_blocks = 20}},
+    {DType::kComplex64, 17, 24, LanesShape{.min_blocks = 12}},
+    {DType::kComplex64, 25, 32, LanesShape{.several = false}},
     {DType::kComplex64, 33, 40, WarpShape{}},
-    {DType::kComplex64, 41, 48, HalvesShape{.min_blocks = 16, .several = false}},
-    {DType::kComplex64, 49, 56, HalvesShape{.min_blocks = 12, .several = false}},
-    {DType::kComplex64, 57, 64, HalvesShape{.min_blocks = 12, .several = false}},
-    {DType::kComplex64, 65, 80, HalvesShape{.min_blocks = 8}},
-    {DType::kComplex64, 81, 96, HalvesShape{.min_blocks = 8}},
+    {DType::kComplex64, 41, 48, WarpSharedShape{.min_blocks = 16, .several = false}},
+    {DType::kComplex64, 49, 56, WarpSharedShape{.min_blocks = 12, .several = false}},
+    {DType::kComplex64, 57, 64, WarpSharedShape{.min_blocks = 12, .several = false}},
+    {DType::kComplex64, 65, 80, WarpSharedShape{.min_blocks = 8}},
+    {DType::kComplex64, 81, 96, WarpSharedShape{.min_blocks = 8}},
 
     {DType::kComplex128, 1, 8, ThreadShape{}},
-    {DType::kComplex128, 9, 16, RowsShape{.min_blocks = 12}},
-    {DType::kComplex128, 17, 24, RowsShape{.several = false}},
+    {DType::kComplex128, 9, 16, LanesShape{.min_blocks = 12}},
+    {DType::kComplex128, 17, 24, LanesShape{.several = false}},
     {DType::kComplex128, 25, 32, WarpShape{}},
     {DType::kComplex128, 33, 40, WarpShape{}},
-    {DType::kComplex128, 41, 48, HalvesShape{.min_blocks = 8, .several = false}},
-    {DType::kComplex128, 49, 64, HalvesShape{.min_blocks = 8}},
+    {DType::kComplex128, 41, 48, WarpSharedShape{.min_blocks = 8, .several = false}},
+    {DType::kComplex128, 49, 64, WarpSharedShape{.min_blocks = 8}},
 
     // One right-hand side; casts take over for more, and beyond 48.
     {DType::kFloat16, 1, 15, ThreadShape{}},
-    {DType::kFloat16, 9, 16, RowsShape{.min_blocks = 32}},
-    {DType::kFloat16, 17, 24, RowsShape{.min_blocks = 20}},
-    {DType::kFloat16, 25, 32, RowsShape{.min_blocks = 16}},
-    {DType::kFloat16, 33, 40, RowsShape{.min_blocks = 12}},
-    {DType::kFloat16, 41, 48, RowsShape{}},
+    {DType::kFloat16, 9, 16, LanesShape{.min_blocks = 32}},
+    {DType::kFloat16, 17, 24, LanesShape{.min_blocks = 20}},
+    {DType::kFloat16, 25, 32, LanesShape{.min_blocks = 16}},
+    {DType::kFloat16, 33, 40, LanesShape{.min_blocks = 12}},
+    {DType::kFloat16, 41, 48, LanesShape{}},
 };
 static_assert(names_are_distinct(kSolvePosTable), "give rows that overlap a variant");
 

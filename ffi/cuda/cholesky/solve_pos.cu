@@ -14,41 +14,41 @@ struct ThreadLauncher {
 
   template <int kN>
   cudaError_t run() const {
-    return launch_kernel<solve_pos_thread_kernel<S, kN>>(
-        stream, args.batch, 32, 32, solve_pos_thread_shared_bytes<S, kN>(), args);
+    return launch_kernel<solve_pos_thread_kernel<S, kN>>(stream, args.batch, 32, 32,
+                                                         solve_pos_thread_bytes<S, kN>(), args);
   }
 };
 
 template <class T, int kTiles, int kMinBlocks>
 cudaError_t launch_warp(cudaStream_t stream, const SolvePosProblem& args) {
   return launch_kernel<solve_pos_warp_kernel<T, kTiles, kMinBlocks>>(
-      stream, args.batch, 1, 32, solve_pos_warp_shared_bytes<T, kTiles>(), args);
+      stream, args.batch, 1, 32, solve_pos_warp_bytes<T, kTiles>(), args);
 }
 
 template <class T, int kSlots, bool kMany, int kMinBlocks>
-cudaError_t launch_rows(cudaStream_t stream, const SolvePosProblem& args) {
-  return launch_kernel<solve_pos_rows_kernel<T, kSlots, kMany, kMinBlocks>>(
-      stream, args.batch, Rows<T, kSlots>::kMatrices, 32, solve_pos_rows_shared_bytes<T, kSlots>(),
+cudaError_t launch_lanes(cudaStream_t stream, const SolvePosProblem& args) {
+  return launch_kernel<solve_pos_lanes_kernel<T, kSlots, kMany, kMinBlocks>>(
+      stream, args.batch, LanesFactor<T, kSlots>::kMatrices, 32, solve_pos_lanes_bytes<T, kSlots>(),
       args);
 }
 
 template <class T, int kTiles, bool kExact, int kMinBlocks>
 cudaError_t launch_rolled(cudaStream_t stream, const SolvePosProblem& args) {
   return launch_kernel<solve_pos_warp_rolled_kernel<T, kTiles, kExact, kMinBlocks>>(
-      stream, args.batch * args.nrhs, 1, 32, solve_pos_warp_shared_bytes<T, kTiles>(), args);
+      stream, args.batch * args.nrhs, 1, 32, solve_pos_warp_bytes<T, kTiles>(), args);
 }
 
 template <class S, int kSlots, bool kExact, int kMinBlocks>
-cudaError_t launch_stored_rows(cudaStream_t stream, const SolvePosProblem& args) {
-  using Stage = StoredRows<S, kSlots, kExact>;
-  return launch_kernel<solve_pos_stored_rows_kernel<S, kSlots, kExact, kMinBlocks>>(
+cudaError_t launch_stored_lanes(cudaStream_t stream, const SolvePosProblem& args) {
+  using Stage = StoredLanes<S, kSlots, kExact>;
+  return launch_kernel<solve_pos_stored_lanes_kernel<S, kSlots, kExact, kMinBlocks>>(
       stream, args.batch, Stage::kMatrices, 32, Stage::kBytes, args);
 }
 
 template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
-cudaError_t launch_left(cudaStream_t stream, const SolvePosProblem& args) {
-  using Factor = LeftFactor<kWorkers, kRhsPlace>;
-  return launch_kernel<solve_pos_left_kernel<kWorkers, kRhsPlace, kProducts, kMinBlocks>>(
+cudaError_t launch_block_shared(cudaStream_t stream, const SolvePosProblem& args) {
+  using Factor = BlockSharedFactor<kWorkers, kRhsPlace>;
+  return launch_kernel<solve_pos_block_shared_kernel<kWorkers, kRhsPlace, kProducts, kMinBlocks>>(
       stream, args.batch, 1, Factor::kThreads, Factor::shared_bytes(args.n), args);
 }
 
@@ -72,63 +72,64 @@ struct Launcher {
     return with_size<kMaxN>(args.n, ThreadLauncher<S>{stream, args});
   }
 
-  template <int kMinN, int kMaxN, RowsShape kShape>
-  cudaError_t launch_shape(RowsShape) const {
+  template <int kMinN, int kMaxN, LanesShape kShape>
+  cudaError_t launch_shape(LanesShape) const {
     constexpr int kSlots = ceil_div(kMaxN, 8);
     static_assert(kMinN > 8 * (kSlots - 1), "only the last slot may be ragged");
     if constexpr (is_storage_only(kDTypeOf<S>)) {
       constexpr int kCap = cap(kShape.min_blocks);
-      return args.n == 8 * kSlots ? launch_stored_rows<S, kSlots, true, kCap>(stream, args)
-                                  : launch_stored_rows<S, kSlots, false, kCap>(stream, args);
+      return args.n == 8 * kSlots ? launch_stored_lanes<S, kSlots, true, kCap>(stream, args)
+                                  : launch_stored_lanes<S, kSlots, false, kCap>(stream, args);
     } else if (args.nrhs == 1) {
-      return launch_rows<S, kSlots, false, kShape.min_blocks>(stream, args);
+      return launch_lanes<S, kSlots, false, kShape.min_blocks>(stream, args);
     } else if constexpr (kShape.several) {
-      return launch_rows<S, kSlots, true, kShape.min_blocks>(stream, args);
+      return launch_lanes<S, kSlots, true, kShape.min_blocks>(stream, args);
     } else {
       return launch_warp<S, kSlots, 1>(stream, args);
     }
   }
 
-  template <int kMinN, int kMaxN, LeftShape kShape>
-  cudaError_t launch_shape(LeftShape) const {
+  template <int kMinN, int kMaxN, BlockSharedShape kShape>
+  cudaError_t launch_shape(BlockSharedShape) const {
     constexpr RhsPlace kPlace = kShape.rhs_warp ? RhsPlace::kWarp : RhsPlace::kRowTile;
     constexpr int kWorkers = kShape.warps - (kShape.rhs_warp ? 2 : 1);
     constexpr int kCap = cap(kShape.min_blocks);
-    static_assert(kMaxN <= LeftFactor<kWorkers, kPlace>::kMaxN);
+    static_assert(kMaxN <= BlockSharedFactor<kWorkers, kPlace>::kMaxN);
     if constexpr (!kShape.products) {
-      if (args.nrhs == 1) return launch_left<kWorkers, kPlace, false, kCap>(stream, args);
+      if (args.nrhs == 1) return launch_block_shared<kWorkers, kPlace, false, kCap>(stream, args);
     }
-    return launch_left<kWorkers, kPlace, true, kCap>(stream, args);
+    return launch_block_shared<kWorkers, kPlace, true, kCap>(stream, args);
   }
 
-  template <int kMinN, int kMaxN, HalvesShape kShape>
-  cudaError_t launch_shape(HalvesShape) const {
+  template <int kMinN, int kMaxN, WarpSharedShape kShape>
+  cudaError_t launch_shape(WarpSharedShape) const {
     constexpr int kTiles = ceil_div(kMaxN, 16);
     static_assert(kMinN > 8 * kTiles, "both halves have rows");
     if constexpr (!kShape.several) {
       static_assert(kMinN > kMaxN - 8);
       if (args.nrhs > 1) return launch_warp<S, kMaxN / 8, 1>(stream, args);
     }
-    return launch_kernel<solve_pos_halves_kernel<S, kTiles, cap(kShape.min_blocks)>>(
-        stream, args.batch * args.nrhs, 1, 32, Halves<S, kTiles>::kSolveElements * sizeof(S), args);
+    return launch_kernel<solve_pos_warp_shared_kernel<S, kTiles, cap(kShape.min_blocks)>>(
+        stream, args.batch * args.nrhs, 1, 32,
+        WarpSharedFactor<S, kTiles>::kSolveElements * sizeof(S), args);
   }
 
-  template <int kMinN, int kMaxN, TilesShape kShape>
-  cudaError_t launch_shape(TilesShape) const {
+  template <int kMinN, int kMaxN, LanesSharedShape kShape>
+  cudaError_t launch_shape(LanesSharedShape) const {
     constexpr int kTiles = tiles<kMinN, kMaxN>();
     if (args.nrhs == 1) {
-      return launch_kernel<solve_pos_tiles_kernel<S, kTiles>>(
-          stream, args.batch, TileColumns<S, kTiles>::kMatrices, 32,
-          solve_pos_tiles_shared_bytes<S, kTiles>(), args);
+      return launch_kernel<solve_pos_lanes_shared_kernel<S, kTiles>>(
+          stream, args.batch, LanesSharedFactor<S, kTiles>::kMatrices, 32,
+          solve_pos_lanes_shared_bytes<S, kTiles>(), args);
     }
     return launch_warp<S, kTiles, cap(kShape.min_blocks)>(stream, args);
   }
 
-  template <int kMinN, int kMaxN, ResidentShape kShape>
-  cudaError_t launch_shape(ResidentShape) const {
+  template <int kMinN, int kMaxN, WarpTensorShape kShape>
+  cudaError_t launch_shape(WarpTensorShape) const {
     constexpr int kTiles = tiles<kMinN, kMaxN>();
-    return launch_kernel<solve_pos_resident_kernel<kTiles>>(
-        stream, args.batch, 1, 32, ResidentFactor<kTiles>::kSharedBytes, args);
+    return launch_kernel<solve_pos_warp_tensor_kernel<kTiles>>(
+        stream, args.batch, 1, 32, WarpTensorFactor<kTiles>::kSharedBytes, args);
   }
 
   template <int kMinN, int kMaxN, WarpShape kShape>

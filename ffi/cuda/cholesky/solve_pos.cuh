@@ -8,14 +8,15 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ffi/cuda/cholesky/halves.cuh"
-#include "ffi/cuda/cholesky/left.cuh"
+#include "ffi/cuda/cholesky/block_shared.cuh"
+#include "ffi/cuda/cholesky/lanes.cuh"
+#include "ffi/cuda/cholesky/lanes_shared.cuh"
 #include "ffi/cuda/cholesky/panel.cuh"
-#include "ffi/cuda/cholesky/resident.cuh"
-#include "ffi/cuda/cholesky/rows.cuh"
-#include "ffi/cuda/cholesky/stored_rows.cuh"
+#include "ffi/cuda/cholesky/stored_lanes.cuh"
 #include "ffi/cuda/cholesky/thread.cuh"
-#include "ffi/cuda/cholesky/tile_columns.cuh"
+#include "ffi/cuda/cholesky/warp_shared.cuh"
+#include "ffi/cuda/cholesky/warp_tensor.cuh"
+#include "ffi/cuda/device/math.cuh"
 #include "ffi/cuda/device/storage.cuh"
 #include "ffi/cuda/device/with_constant.cuh"
 #include "ffi/cuda/layout/fragment.cuh"
@@ -27,12 +28,6 @@ namespace jax_batched::cuda {
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 // S is the type that elements are stored in (storage.cuh).
-
-// An entry of B on its way in, or of X on its way out.
-template <class T>
-__device__ __forceinline__ T conj_if(bool upper, T a) {
-  return upper ? conj(a) : a;
-}
 
 // map(index), in little code: nested broadcasts are rare.
 __device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {
@@ -143,17 +138,17 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProb
 }
 
 template <class S, int kN>
-constexpr size_t solve_pos_thread_shared_bytes() {
+constexpr size_t solve_pos_thread_bytes() {
   constexpr int kMatrices = MatrixStage<S, kN>::kElements, kVectors = 32 * make_odd(kN * kN);
   return sizeof(S) * (kMatrices > kVectors ? kMatrices : kVectors);
 }
 
-// 8 lanes of a warp for one matrix, rows dealt out to them (rows.cuh). A kernel of its own for
+// 8 lanes of a warp for one matrix, rows dealt out to them (lanes.cuh). A kernel of its own for
 // several right-hand sides: they need registers that one does not.
 template <class T, int kSlots, bool kMany, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_rows_kernel(const SolvePosProblem args) {
-  using Matrix = Rows<T, kSlots>;
+    solve_pos_lanes_kernel(const SolvePosProblem args) {
+  using Matrix = LanesFactor<T, kSlots>;
   constexpr int kLanes = Matrix::kLanes;
   // Right-hand sides at a time, where there are several. The code for 4 would overflow the
   // instruction cache beyond 5 slots.
@@ -237,15 +232,15 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 }
 
 template <class T, int kSlots>
-constexpr size_t solve_pos_rows_shared_bytes() {
-  return Rows<T, kSlots>::kMatrices * Rows<T, kSlots>::kElements * sizeof(T);
+constexpr size_t solve_pos_lanes_bytes() {
+  return LanesFactor<T, kSlots>::kMatrices * LanesFactor<T, kSlots>::kElements * sizeof(T);
 }
 
 // The same for 16-bit elements and one right-hand side.
 template <class S, int kSlots, bool kExact, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_stored_rows_kernel(const SolvePosProblem args) {
-  using Stage = StoredRows<S, kSlots, kExact>;
+    solve_pos_stored_lanes_kernel(const SolvePosProblem args) {
+  using Stage = StoredLanes<S, kSlots, kExact>;
   using Matrix = typename Stage::Matrix;
   using T = Computed<S>;
   constexpr int kLanes = Matrix::kLanes;
@@ -303,10 +298,10 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   }
 }
 
-// 8 lanes of a warp for one matrix and one right-hand side, in shared memory (tile_columns.cuh).
+// 8 lanes of a warp for one matrix and one right-hand side, in shared memory (lanes_shared.cuh).
 template <class T, int kTiles>
-__global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosProblem args) {
-  using Matrix = TileColumns<T, kTiles>;
+__global__ void __launch_bounds__(32) solve_pos_lanes_shared_kernel(const SolvePosProblem args) {
+  using Matrix = LanesSharedFactor<T, kTiles>;
   const int q = threadIdx.x / 8, g = threadIdx.x % 8;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
   // A warp that is not full computes the last matrix again.
@@ -354,8 +349,9 @@ __global__ void __launch_bounds__(32) solve_pos_tiles_kernel(const SolvePosProbl
 }
 
 template <class T, int kTiles>
-constexpr size_t solve_pos_tiles_shared_bytes() {
-  return TileColumns<T, kTiles>::kMatrices * TileColumns<T, kTiles>::kElements * sizeof(T);
+constexpr size_t solve_pos_lanes_shared_bytes() {
+  return LanesSharedFactor<T, kTiles>::kMatrices * LanesSharedFactor<T, kTiles>::kElements *
+         sizeof(T);
 }
 
 // What one warp keeps in shared memory per matrix, besides the panel: the factor's diagonal blocks,
@@ -651,16 +647,16 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 }
 
 template <class T, int kTiles>
-constexpr size_t solve_pos_warp_shared_bytes() {
+constexpr size_t solve_pos_warp_bytes() {
   return SolveWorkspace<T, kTiles>::kElements * sizeof(T);
 }
 
-// One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (halves.cuh), and one
-// right-hand side. L11 and L22 stay in registers, X in shared memory.
+// One warp per matrix of 8 * kTiles + 1 .. 16 * kTiles rows, as 2x2 blocks (warp_shared.cuh), and
+// one right-hand side. L11 and L22 stay in registers, X in shared memory.
 template <class T, int kTiles, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks)
-    solve_pos_halves_kernel(const SolvePosProblem args) {
-  using Matrix = Halves<T, kTiles>;
+    solve_pos_warp_shared_kernel(const SolvePosProblem args) {
+  using Matrix = WarpSharedFactor<T, kTiles>;
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, n = args.n;
   const SingleSystem<T> system(args, blockIdx.x);
@@ -720,13 +716,14 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   }
 }
 
-// One block per matrix of up to LeftFactor::kMaxN rows, L in shared memory (left.cuh). Eight
-// right-hand sides go forward with the factorization and back in one warp; of more, each eight are
-// a warp's afterwards. kProducts: on the tensor cores; if not, there is one right-hand side.
+// One block per matrix of up to BlockSharedFactor::kMaxN rows, L in shared memory
+// (block_shared.cuh). Eight right-hand sides go forward with the factorization and back in one
+// warp; of more, each eight are a warp's afterwards. kProducts: on the tensor cores; if not, there
+// is one right-hand side.
 template <int kWorkers, RhsPlace kRhsPlace, bool kProducts, int kMinBlocks>
-__global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), kMinBlocks)
-    solve_pos_left_kernel(const SolvePosProblem args) {
-  using Factor = LeftFactor<kWorkers, kRhsPlace>;
+__global__ void __launch_bounds__((BlockSharedFactor<kWorkers, kRhsPlace>::kThreads), kMinBlocks)
+    solve_pos_block_shared_kernel(const SolvePosProblem args) {
+  using Factor = BlockSharedFactor<kWorkers, kRhsPlace>;
   static_assert(kProducts || Factor::kRowTile);
   const Factor matrix(dynamic_shared, args.n);
   const int64_t entry = blockIdx.x;
@@ -770,10 +767,10 @@ __global__ void __launch_bounds__((LeftFactor<kWorkers, kRhsPlace>::kThreads), k
   }
 }
 
-// One warp per matrix, in its registers (resident.cuh).
+// One warp per matrix, in its registers (warp_tensor.cuh).
 template <int kTiles>
-__global__ void __launch_bounds__(32) solve_pos_resident_kernel(const SolvePosProblem args) {
-  using Factor = ResidentFactor<kTiles>;
+__global__ void __launch_bounds__(32) solve_pos_warp_tensor_kernel(const SolvePosProblem args) {
+  using Factor = WarpTensorFactor<kTiles>;
   const int64_t entry = blockIdx.x;
   const int n = args.n;
   const int64_t nrhs = args.nrhs;

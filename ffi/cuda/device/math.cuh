@@ -1,4 +1,4 @@
-// Scalar device arithmetic of the Cholesky family: the root of a pivot, shuffles, 16-byte vectors.
+// Scalar device arithmetic: the root of a pivot, shuffles, conjugates, 16-byte vectors.
 #pragma once
 
 #include "ffi/common/scalar.h"
@@ -97,6 +97,16 @@ __device__ __forceinline__ R shuffle_xor(R a, int mask) {
 template <class R>
 __device__ __forceinline__ Complex<R> shuffle_xor(Complex<R> a, int mask) {
   return {__shfl_xor_sync(kFullWarp, a.re, mask), __shfl_xor_sync(kFullWarp, a.im, mask)};
+}
+
+// conj(a) if `conjugate`, else a.
+template <class T>
+__device__ __forceinline__ T conj_if(bool conjugate, T a) {
+  if constexpr (kIsComplex<T>) {
+    return conjugate ? conj(a) : a;
+  } else {
+    return a;
+  }
 }
 
 // c + a * b and c + conj(a) * b.

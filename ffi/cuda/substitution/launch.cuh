@@ -7,13 +7,13 @@
 #include <type_traits>
 
 #include "ffi/cuda/runtime/launch.cuh"
-#include "ffi/cuda/substitution/columns.cuh"
-#include "ffi/cuda/substitution/panels.cuh"
+#include "ffi/cuda/substitution/block_columns.cuh"
+#include "ffi/cuda/substitution/block_rows.cuh"
+#include "ffi/cuda/substitution/block_tensor.cuh"
+#include "ffi/cuda/substitution/lanes_shared.cuh"
 #include "ffi/cuda/substitution/policy.h"
-#include "ffi/cuda/substitution/resident.cuh"
-#include "ffi/cuda/substitution/stream.cuh"
 #include "ffi/cuda/substitution/thread.cuh"
-#include "ffi/cuda/substitution/warp.cuh"
+#include "ffi/cuda/substitution/warp_streamed.cuh"
 
 namespace jax_batched::cuda {
 
@@ -37,64 +37,66 @@ bool aligned_rows(const Substitution<T>& s) {
 }
 
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
-cudaError_t launch_warp_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                              size_t limit) {
-  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>;
+cudaError_t launch_lanes_shared_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                      size_t limit) {
+  using Shape = LanesSharedSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>;
   const FoldedTriangle<T> folded{s.n, kAligned};
   const size_t bytes = sizeof(T) * Shape::kWarps * Shape::warp_elements(folded);
   if (bytes > limit) return kDoesNotFit;
-  return launch_kernel<&warp_substitution<T, kLanes, kRows, kColumns, kAligned>>(
+  return launch_kernel<&lanes_shared_substitution<T, kLanes, kRows, kColumns, kAligned>>(
       stream, s.batch, Shape::kWarps * Shape::kMatrices, 32 * Shape::kWarps, bytes, s, sweeps,
       folded);
 }
 
 template <class T, int kColumns, size_t kTier = 0>
-cudaError_t launch_warp_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                             size_t limit) {
-  if constexpr (kTier == std::size(kWarpSubstitutionTiers)) {
+cudaError_t launch_lanes_shared_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                     size_t limit) {
+  if constexpr (kTier == std::size(kLanesSharedSubstitutionTiers)) {
     return kDoesNotFit;
   } else {
-    constexpr WarpSubstitutionTier kShape = kWarpSubstitutionTiers[kTier];
+    constexpr LanesSharedSubstitutionTier kShape = kLanesSharedSubstitutionTiers[kTier];
     constexpr bool kServes = kColumns == 1 ? kShape.one_column : kShape.several_columns;
-    if constexpr (kServes && kShape.lanes * kShape.rows <= warp_substitution_max_n(kDTypeOf<T>)) {
+    if constexpr (kServes &&
+                  kShape.lanes * kShape.rows <= lanes_shared_substitution_max_n(kDTypeOf<T>)) {
       if (s.n <= kShape.lanes * kShape.rows) {
         // With several columns the arithmetic counts: of the large complex kernels one serves all.
         constexpr bool kOne = kVector<T> == 1 || (kIsComplex<T> && kColumns > 1);
         if constexpr (!kOne) {
           if (!aligned_rows(s)) {
-            return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, false>(stream, s,
-                                                                                    sweeps, limit);
+            return launch_lanes_shared_shape<T, kShape.lanes, kShape.rows, kColumns, false>(
+                stream, s, sweeps, limit);
           }
         }
         constexpr bool kAligned = !kOne || kVector<T> == 1;
-        return launch_warp_shape<T, kShape.lanes, kShape.rows, kColumns, kAligned>(stream, s,
-                                                                                   sweeps, limit);
+        return launch_lanes_shared_shape<T, kShape.lanes, kShape.rows, kColumns, kAligned>(
+            stream, s, sweeps, limit);
       }
     }
-    return launch_warp_tier<T, kColumns, kTier + 1>(stream, s, sweeps, limit);
+    return launch_lanes_shared_tier<T, kColumns, kTier + 1>(stream, s, sweeps, limit);
   }
 }
 
 template <class T>
-cudaError_t launch_warp_substitution(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                                     size_t limit) {
+cudaError_t launch_lanes_shared_substitution(cudaStream_t stream, const Substitution<T>& s,
+                                             int sweeps, size_t limit) {
   const int columns = substitution_columns(s.nrhs, kIsComplex<T>);
-  if (columns == 1) return launch_warp_tier<T, 1>(stream, s, sweeps, limit);
+  if (columns == 1) return launch_lanes_shared_tier<T, 1>(stream, s, sweeps, limit);
   if constexpr (!kIsComplex<T>) {
-    if (columns == 2) return launch_warp_tier<T, 2>(stream, s, sweeps, limit);
+    if (columns == 2) return launch_lanes_shared_tier<T, 2>(stream, s, sweeps, limit);
   }
-  return launch_warp_tier<T, 4>(stream, s, sweeps, limit);
+  return launch_lanes_shared_tier<T, 4>(stream, s, sweeps, limit);
 }
 
 template <class T, int kColumns, int kStages, bool kAligned>
-cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                                size_t limit) {
-  const size_t bytes = StreamSubstitutionShape<T, kColumns, kStages, kAligned>::shared_bytes(s.n);
+cudaError_t launch_warp_streamed_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                       size_t limit) {
+  const size_t bytes =
+      WarpStreamedSubstitutionShape<T, kColumns, kStages, kAligned>::shared_bytes(s.n);
   if (bytes > limit) return kDoesNotFit;
   const int64_t column_groups = (s.nrhs + kColumns - 1) / kColumns;
   const auto launch_for = [&](auto usual) {
     return launch_kernel<
-        &stream_substitution<T, kColumns, kStages, kAligned, decltype(usual)::value>>(
+        &warp_streamed_substitution<T, kColumns, kStages, kAligned, decltype(usual)::value>>(
         stream, s.batch * column_groups, 1, 32, bytes, s, sweeps, column_groups);
   };
   if constexpr (kColumns == 1) {
@@ -106,114 +108,116 @@ cudaError_t launch_stream_shape(cudaStream_t stream, const Substitution<T>& s, i
 }
 
 template <class T, size_t kTier = 0>
-cudaError_t launch_stream_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                               size_t limit) {
-  if constexpr (kTier == std::size(kStreamSubstitutionTiers)) {
+cudaError_t launch_warp_streamed_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                      size_t limit) {
+  if constexpr (kTier == std::size(kWarpStreamedSubstitutionTiers)) {
     return kDoesNotFit;
   } else {
-    constexpr StreamSubstitutionTier kShape = kStreamSubstitutionTiers[kTier];
+    constexpr WarpStreamedSubstitutionTier kShape = kWarpStreamedSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
       if (kShape.columns == substitution_columns(s.nrhs, kIsComplex<T>) &&
           (kShape.sweeps == 0 || kShape.sweeps == sweeps) && s.n <= kShape.max_n) {
         if (aligned_rows(s)) {
-          return launch_stream_shape<T, kShape.columns, kShape.stages, true>(stream, s, sweeps,
-                                                                             limit);
+          return launch_warp_streamed_shape<T, kShape.columns, kShape.stages, true>(stream, s,
+                                                                                    sweeps, limit);
         }
         if constexpr (kVector<T> > 1) {
-          return launch_stream_shape<T, kShape.columns, kShape.stages, false>(stream, s, sweeps,
-                                                                              limit);
+          return launch_warp_streamed_shape<T, kShape.columns, kShape.stages, false>(stream, s,
+                                                                                     sweeps, limit);
         }
       }
     }
-    return launch_stream_tier<T, kTier + 1>(stream, s, sweeps, limit);
+    return launch_warp_streamed_tier<T, kTier + 1>(stream, s, sweeps, limit);
   }
 }
 
 template <class T, int kRows, int kColumns>
-cudaError_t launch_panels_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                                int lanes, size_t limit) {
+cudaError_t launch_block_rows_shape(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                    int lanes, size_t limit) {
   while (lanes < 32 && s.batch <= 16 / lanes) lanes *= 2;  // fewer matrices than a block takes
-  const PanelsShape<T, kRows, kColumns> shape{ceil_div(s.n, kRows), lanes};
+  const BlockRowsSubstitutionShape<T, kRows, kColumns> shape{ceil_div(s.n, kRows), lanes};
   const size_t bytes = shape.shared_bytes();
   if (bytes > limit) return kDoesNotFit;
   const int64_t groups = (s.batch + shape.matrices() - 1) / shape.matrices();
   const int64_t column_groups = (s.nrhs + lanes * kColumns - 1) / (lanes * kColumns);
   const auto launch_for = [&](auto transposed) {
-    return launch_kernel<&panels_substitution<T, kRows, kColumns, decltype(transposed)::value>>(
-        stream, groups * column_groups, 1, 32 * shape.panels, bytes, s, sweeps, shape,
+    return launch_kernel<&block_rows_substitution<T, kRows, kColumns, decltype(transposed)::value>>(
+        stream, groups * column_groups, 1, 32 * shape.warps, bytes, s, sweeps, shape,
         column_groups);
   };
   return s.first.x_col == 1 ? launch_for(std::false_type{}) : launch_for(std::true_type{});
 }
 
 template <class T, size_t kTier = 0>
-cudaError_t launch_panels_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
-                               size_t limit) {
-  if constexpr (kTier == std::size(kPanelsSubstitutionTiers)) {
+cudaError_t launch_block_rows_tier(cudaStream_t stream, const Substitution<T>& s, int sweeps,
+                                   size_t limit) {
+  if constexpr (kTier == std::size(kBlockRowsSubstitutionTiers)) {
     return kDoesNotFit;
   } else {
-    constexpr PanelsSubstitutionTier kShape = kPanelsSubstitutionTiers[kTier];
+    constexpr BlockRowsSubstitutionTier kShape = kBlockRowsSubstitutionTiers[kTier];
     if constexpr (kShape.dtype == kDTypeOf<T>) {
       static_assert(kShape.max_n <=
-                    kShape.rows * PanelsShape<T, kShape.rows, kShape.columns>::kMaxPanels);
+                    kShape.rows *
+                        BlockRowsSubstitutionShape<T, kShape.rows, kShape.columns>::kMaxWarps);
       if (s.nrhs <= kShape.max_nrhs && s.n <= kShape.max_n) {
-        const cudaError_t error = launch_panels_shape<T, kShape.rows, kShape.columns>(
+        const cudaError_t error = launch_block_rows_shape<T, kShape.rows, kShape.columns>(
             stream, s, sweeps, kShape.lanes, limit);
         if (error != kDoesNotFit) return error;
       }
     }
-    return launch_panels_tier<T, kTier + 1>(stream, s, sweeps, limit);
+    return launch_block_rows_tier<T, kTier + 1>(stream, s, sweeps, limit);
   }
 }
 
 template <size_t kTier = 0>
-cudaError_t launch_resident_tier(cudaStream_t stream, const Substitution<double>& s, int sweeps) {
-  if constexpr (kTier == std::size(kResidentSubstitutionTiers)) {
+cudaError_t launch_block_tensor_tier(cudaStream_t stream, const Substitution<double>& s,
+                                     int sweeps) {
+  if constexpr (kTier == std::size(kBlockTensorSubstitutionTiers)) {
     return kDoesNotFit;
   } else {
-    constexpr ResidentSubstitutionTier kShape = kResidentSubstitutionTiers[kTier];
+    constexpr BlockTensorSubstitutionTier kShape = kBlockTensorSubstitutionTiers[kTier];
     if (s.nrhs > kShape.max_nrhs || s.n > 8 * kShape.tiles) {
-      return launch_resident_tier<kTier + 1>(stream, s, sweeps);
+      return launch_block_tensor_tier<kTier + 1>(stream, s, sweeps);
     }
-    using Shape = ResidentSubstitutionShape<kShape.tiles, kShape.parts>;
+    using Shape = BlockTensorSubstitutionShape<kShape.tiles, kShape.parts>;
     const int64_t all_warps = (s.nrhs + Shape::kColumns - 1) / Shape::kColumns;
     const int64_t column_groups = (all_warps + Shape::kMaxWarps - 1) / Shape::kMaxWarps;
     const int warps = static_cast<int>((all_warps + column_groups - 1) / column_groups);
-    return launch_kernel<&resident_substitution<kShape.tiles, kShape.parts, kShape.min_blocks>>(
+    return launch_kernel<&block_tensor_substitution<kShape.tiles, kShape.parts, kShape.min_blocks>>(
         stream, s.batch * column_groups, 1, 32 * warps, Shape::shared_bytes(warps), s, sweeps,
         column_groups);
   }
 }
 
 template <class T>
-cudaError_t launch_resident_substitution(cudaStream_t stream, const Substitution<T>& s,
-                                         int sweeps) {
-  if constexpr (resident_substitution_max_n(kDTypeOf<T>) > 0) {
+cudaError_t launch_block_tensor_substitution(cudaStream_t stream, const Substitution<T>& s,
+                                             int sweeps) {
+  if constexpr (block_tensor_substitution_max_n(kDTypeOf<T>) > 0) {
     int capability = 0;
     const cudaError_t error = compute_capability(&capability);
     if (error != cudaSuccess) return error;
-    if (capability >= substitution_capability("resident")) {
-      return launch_resident_tier(stream, s, sweeps);
+    if (capability >= substitution_capability("block_tensor")) {
+      return launch_block_tensor_tier(stream, s, sweeps);
     }
   }
   return kDoesNotFit;
 }
 
 template <class T, int kSweeps, int kBlock>
-cudaError_t launch_columns_blocks(cudaStream_t stream, const Substitution<T>& s) {
-  using Shape = ColumnsSubstitutionShape<T, kBlock>;
+cudaError_t launch_block_columns_shape(cudaStream_t stream, const Substitution<T>& s) {
+  using Shape = BlockColumnsSubstitutionShape<T, kBlock>;
   const int warps = static_cast<int>(std::min<int64_t>((s.nrhs + 31) / 32, Shape::kMaxWarps));
   const int64_t column_groups = (s.nrhs + 32 * warps - 1) / (32 * warps);
-  return launch_kernel<&columns_substitution<T, kBlock, kSweeps>>(
+  return launch_kernel<&block_columns_substitution<T, kBlock, kSweeps>>(
       stream, s.batch * column_groups, 1, 32 * warps, Shape::shared_bytes(warps), s, column_groups);
 }
 
 template <class T, int kSweeps>
-cudaError_t launch_columns_substitution(cudaStream_t stream, const Substitution<T>& s) {
+cudaError_t launch_block_columns_substitution(cudaStream_t stream, const Substitution<T>& s) {
   if constexpr (!kIsComplex<T>) {
-    if (s.n > 16) return launch_columns_blocks<T, kSweeps, 32>(stream, s);
+    if (s.n > 16) return launch_block_columns_shape<T, kSweeps, 32>(stream, s);
   }
-  return launch_columns_blocks<T, kSweeps, 16>(stream, s);
+  return launch_block_columns_shape<T, kSweeps, 16>(stream, s);
 }
 
 // Launches one of the kernels that take either number of sweeps, for which they are compiled once.
@@ -223,10 +227,11 @@ cudaError_t launch_sweeps_substitution(cudaStream_t stream, const Substitution<T
   size_t limit = 0;
   const cudaError_t error = shared_memory_limit(&limit);
   if (error != cudaSuccess) return error;
-  if (kernel == "warp") return launch_warp_substitution<T>(stream, s, sweeps, limit);
-  if (kernel == "stream") return launch_stream_tier<T>(stream, s, sweeps, limit);
-  if (kernel == "panels") return launch_panels_tier<T>(stream, s, sweeps, limit);
-  if (kernel == "resident") return launch_resident_substitution(stream, s, sweeps);
+  if (kernel == "lanes_shared")
+    return launch_lanes_shared_substitution<T>(stream, s, sweeps, limit);
+  if (kernel == "warp_streamed") return launch_warp_streamed_tier<T>(stream, s, sweeps, limit);
+  if (kernel == "block_rows") return launch_block_rows_tier<T>(stream, s, sweeps, limit);
+  if (kernel == "block_tensor") return launch_block_tensor_substitution(stream, s, sweeps);
   return cudaErrorInvalidValue;
 }
 
@@ -236,7 +241,7 @@ template <class T, int kSweeps>
 cudaError_t launch_named_substitution(cudaStream_t stream, const Substitution<T>& s,
                                       std::string_view kernel) {
   if (kernel == "thread") return launch_thread_substitution<T, kSweeps>(stream, s);
-  if (kernel == "columns") return launch_columns_substitution<T, kSweeps>(stream, s);
+  if (kernel == "block_columns") return launch_block_columns_substitution<T, kSweeps>(stream, s);
   return launch_sweeps_substitution<T>(stream, s, kSweeps, kernel);
 }
 

@@ -7,12 +7,12 @@
 // All kernels do these operations one by one in this order, j ascending, each an FMA on the running
 // right-hand side. So the bits of a column do not depend on the kernel, nor on the other columns
 // (save those of a NaN), and the choice of a kernel is a matter of speed alone:
-//   thread   a thread per column, 32 matrices of exact size staged in shared memory   n <= 8 or 16
-//   warp     8 to 32 lanes per matrix; the triangle in shared memory                  few columns
-//   stream   a warp per matrix; the triangle streamed through shared memory           few columns
-//   panels   a warp per 8 or 16 rows of the right-hand sides, in its registers       many columns
-//   resident a warp per 16 or 32 columns, in its registers as fragments; float64     many columns
-//   columns  a thread per column; blocks of the triangle shared by 32 or more columns many columns
+//   thread         a thread per column, 32 matrices in shared memory     n <= 8 or 15
+//   lanes_shared   8 to 32 lanes per matrix; the triangle in shared memory  few columns
+//   warp_streamed  a warp per matrix; the triangle streamed through it      few columns
+//   block_rows     a warp per 8 or 16 rows, in its registers                many columns
+//   block_tensor   a warp per 16 or 32 columns, as fragments; float64       many columns
+//   block_columns  a thread per column; a part of the triangle at a time    many columns
 //
 // A conjugated M is never formed: conj(M) y = c if and only if M conj(y) = conj(c), with the same
 // roundings, so right-hand sides are conjugated as they are loaded and stored.
@@ -69,15 +69,6 @@ __device__ __forceinline__ void for_each_tile(int rows, int first, int step, con
     if (row >= rows) break;
     visit(row, column);
     column += step;
-  }
-}
-
-template <class T>
-__device__ __forceinline__ T conj_if(bool conjugate, T a) {
-  if constexpr (kIsComplex<T>) {
-    return conjugate ? conj(a) : a;
-  } else {
-    return a;
   }
 }
 

@@ -1,10 +1,10 @@
-// Substitution, "panels": a warp per kRows rows of the right-hand sides; many columns.
+// Substitution, "block_rows": a warp per kRows rows of the right-hand sides; many columns.
 //
 // A block takes 32 / lanes matrices, and of each lanes * kColumns columns. The triangle lies in
-// shared memory for both sweeps. Warp I holds the panel c_I, kRows rows of all these columns, in
+// shared memory for both sweeps. Warp I holds c_I, kRows rows of all these columns, in
 // registers from b to x, a lane kRows x kColumns of it, so that an entry of L that is read serves
 // kColumns columns and one of y kRows rows:
-//   c_I <- c_I - M(I, J) y_J  for the panels J < I, in turn,  then  y_I = M(I, I)^-1 c_I,
+//   c_I <- c_I - M(I, J) y_J  for the warps J < I, in turn,  then  y_I = M(I, I)^-1 c_I,
 // which goes through shared memory to the warps after I. While one of them solves, the others still
 // subtract. The y that a lane reads was written by the same lane of another warp.
 #pragma once
@@ -23,17 +23,17 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
   T v[kCount];
 };
 
-// Shared memory: the triangle of each matrix as a triangle of tiles of L (warp.cuh)
+// Shared memory: the triangle of each matrix as a triangle of tiles of L (lanes_shared.cuh),
 // in the order of rows, each tile row by row; y; the divisors.
 template <class T, int kRows, int kColumns>
-struct PanelsShape {
-  static constexpr int kMaxPanels = kRows == 16 ? 12 : 16;
+struct BlockRowsSubstitutionShape {
+  static constexpr int kMaxWarps = kRows == 16 ? 12 : 16;
   // Blocks that the register cap is for: while some of their warps wait, those of others work.
   // Uncapped (0), the compiler takes few registers for the other shapes, and many for a cap of 1.
   static constexpr int kMinBlocks = kColumns == 2 ? 2 : 0;
   static constexpr int kTile = kRows * kRows;
   static constexpr int kPitch = 33 * kColumns;  // of a row of y; by an odd number of packs
-  int panels;
+  int warps;
   int lanes;  // of a warp, per matrix: a power of two
 
   __host__ __device__ int matrices() const { return 32 / lanes; }
@@ -41,18 +41,18 @@ struct PanelsShape {
     return (row * (row + 1) / 2 + column) * kTile;
   }
   // A vector more than the tiles: lanes of up to 8 matrices read different banks.
-  __host__ __device__ int matrix_pitch() const { return tile(panels, 0) + kVector<T>; }
+  __host__ __device__ int matrix_pitch() const { return tile(warps, 0) + kVector<T>; }
   __host__ __device__ int y_offset() const { return matrices() * matrix_pitch(); }
-  __host__ __device__ int elements() const { return y_offset() + panels * kRows * kPitch; }
+  __host__ __device__ int elements() const { return y_offset() + warps * kRows * kPitch; }
   __host__ __device__ size_t shared_bytes() const {
-    return elements() * sizeof(T) + matrices() * panels * kRows * sizeof(Divisor<T>);
+    return elements() * sizeof(T) + matrices() * warps * kRows * sizeof(Divisor<T>);
   }
 };
 
-// What a lane does with its part c of a panel.
+// What a lane does with its part c of the rows.
 template <class T, int kRows, int kColumns>
-struct LanePanel {
-  static constexpr int kPitch = PanelsShape<T, kRows, kColumns>::kPitch;
+struct LaneRows {
+  static constexpr int kPitch = BlockRowsSubstitutionShape<T, kRows, kColumns>::kPitch;
   static constexpr int kStep = 4;
   using Columns = Pack<T, kColumns>;
   using Entries = Pack<T, kStep>;
@@ -199,7 +199,7 @@ struct LanePanel {
 // takes registers which more blocks need: there the whole warp goes through the matrices.
 template <class T, int kRows, int kColumns>
 struct TileLoader {
-  using Shape = PanelsShape<T, kRows, kColumns>;
+  using Shape = BlockRowsSubstitutionShape<T, kRows, kColumns>;
   static constexpr int kV = kVector<T>;
   static constexpr int kVectors = kRows * kRows / kV;
   static constexpr bool kOwnMatrix = sizeof(T) * kRows * kColumns > 32;
@@ -221,7 +221,7 @@ struct TileLoader {
   // of matrix m.
   template <class Visit>
   __device__ __forceinline__ void for_each_vector(const Visit& visit) const {
-    for_each_tile(shape.panels, warp, shape.panels, [&](int row, int column) {
+    for_each_tile(shape.warps, warp, shape.warps, [&](int row, int column) {
       const int tile = shape.tile(row, column);
       const auto at = [&](int m, int v) {
         const int position = v * kV;
@@ -273,14 +273,14 @@ struct TileLoader {
   }
 };
 
-// A lane's part of a panel in global memory. Neighbouring columns of a row are neighbours there,
-// or, kTransposed (x a = b), neighbouring rows of a column, forwards or backwards; they move as
-// vectors where these are aligned. Those of rows are of 16 bytes, where a line of memory is looked
-// up for each lane, so two lanes move two of the one's column, then two of the other's.
+// A lane's part of a warp's rows in global memory. Neighbouring columns of a row are neighbours
+// there, or, kTransposed (x a = b), neighbouring rows of a column, forwards or backwards; they move
+// as vectors where these are aligned. Those of rows are of 16 bytes, where a line of memory is
+// looked up for each lane, so two lanes move two of the one's column, then two of the other's.
 template <class T, int kRows, int kColumns, bool kTransposed>
-struct GlobalPanel {
-  using Panel = LanePanel<T, kRows, kColumns>;
-  using Columns = typename Panel::Columns;
+struct GlobalRows {
+  using Rows = LaneRows<T, kRows, kColumns>;
+  using Columns = typename Rows::Columns;
   static constexpr int kV = kVector<T>;
   static_assert(kRows % (2 * kV) == 0);
   int64_t start, row_step, column_step;  // entry (i, z) of the part, from the matrix
@@ -322,13 +322,13 @@ struct GlobalPanel {
     }
   }
 
-  __device__ __forceinline__ void load(Panel& panel, const T* matrices, const T* b) const {
+  __device__ __forceinline__ void load(Rows& mine, const T* matrices, const T* b) const {
     if (!by_vectors(matrices)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
         for (int z = 0; z < kColumns; ++z) {
-          panel.c[i][z] = i < rows && z < columns ? b[at(i, z)] : T(0);
+          mine.c[i][z] = i < rows && z < columns ? b[at(i, z)] : T(0);
         }
       }
     } else if constexpr (kTransposed) {
@@ -344,7 +344,7 @@ struct GlobalPanel {
 #pragma unroll
           for (int q = 0; q < 2 * kV; ++q) {
             const T(&entries)[kV] = v[q / kV].v;
-            panel.c[i + q][z] = row_step > 0 ? entries[q % kV] : entries[kV - 1 - q % kV];
+            mine.c[i + q][z] = row_step > 0 ? entries[q % kV] : entries[kV - 1 - q % kV];
           }
         }
       }
@@ -354,18 +354,18 @@ struct GlobalPanel {
         Columns row{};
         if (i < rows && columns > 0) row = *reinterpret_cast<const Columns*>(b + at(i, 0));
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) panel.c[i][z] = row.v[z];
+        for (int z = 0; z < kColumns; ++z) mine.c[i][z] = row.v[z];
       }
     }
   }
 
-  __device__ __forceinline__ void store(const Panel& panel, const T* matrices, T* x) const {
+  __device__ __forceinline__ void store(const Rows& mine, const T* matrices, T* x) const {
     if (!by_vectors(matrices)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
         for (int z = 0; z < kColumns; ++z) {
-          if (i < rows && z < columns) x[at(i, z)] = panel.c[i][z];
+          if (i < rows && z < columns) x[at(i, z)] = mine.c[i][z];
         }
       }
     } else if constexpr (kTransposed) {
@@ -376,8 +376,8 @@ struct GlobalPanel {
           Vector<T> v[2];
 #pragma unroll
           for (int q = 0; q < kV; ++q) {
-            v[0].v[q] = row_step > 0 ? panel.c[i + q][z] : panel.c[i + kV - 1 - q][z];
-            v[1].v[q] = row_step > 0 ? panel.c[i + kV + q][z] : panel.c[i + 2 * kV - 1 - q][z];
+            v[0].v[q] = row_step > 0 ? mine.c[i + q][z] : mine.c[i + kV - 1 - q][z];
+            v[1].v[q] = row_step > 0 ? mine.c[i + kV + q][z] : mine.c[i + 2 * kV - 1 - q][z];
           }
           transpose(v);
           move_pair(i, z, [&](int of, int64_t offset) {
@@ -390,7 +390,7 @@ struct GlobalPanel {
       for (int i = 0; i < kRows; ++i) {
         Columns row;
 #pragma unroll
-        for (int z = 0; z < kColumns; ++z) row.v[z] = panel.c[i][z];
+        for (int z = 0; z < kColumns; ++z) row.v[z] = mine.c[i][z];
         if (i < rows && columns > 0) *reinterpret_cast<Columns*>(x + at(i, 0)) = row;
       }
     }
@@ -399,13 +399,14 @@ struct GlobalPanel {
 
 // Work item: (matrices of a block, group of columns), the group running fastest.
 template <class T, int kRows, int kColumns, bool kTransposed>
-__global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPanels,
-                                  PanelsShape<T, kRows, kColumns>::kMinBlocks)
-    panels_substitution(const Substitution<T> s, const int sweeps,
-                        const PanelsShape<T, kRows, kColumns> shape, const int64_t column_groups) {
+__global__ void __launch_bounds__(32 * BlockRowsSubstitutionShape<T, kRows, kColumns>::kMaxWarps,
+                                  BlockRowsSubstitutionShape<T, kRows, kColumns>::kMinBlocks)
+    block_rows_substitution(const Substitution<T> s, const int sweeps,
+                            const BlockRowsSubstitutionShape<T, kRows, kColumns> shape,
+                            const int64_t column_groups) {
   static_assert(!kIsComplex<T>, "nothing is conjugated here");
-  using Shape = PanelsShape<T, kRows, kColumns>;
-  using Panel = LanePanel<T, kRows, kColumns>;
+  using Shape = BlockRowsSubstitutionShape<T, kRows, kColumns>;
+  using Rows = LaneRows<T, kRows, kColumns>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);
   const int lane = threadIdx.x % 32;
@@ -430,7 +431,7 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   const int64_t entry = first + matrix;
   const int64_t column =
       ((item - group * column_groups) * shape.lanes + lane % shape.lanes) * kColumns;
-  GlobalPanel<T, kRows, kColumns, kTransposed> global;
+  GlobalRows<T, kRows, kColumns, kTransposed> global;
   global.row_step = by_rows ? system.x_row : -system.x_row;
   global.column_step = system.x_col;
   global.start = system.x_start + (by_rows ? 0 : (s.n - 1) * system.x_row) +
@@ -440,8 +441,8 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
   global.columns =
       entry < s.batch ? static_cast<int>(min(s.nrhs - column, int64_t{2 * kColumns})) : INT_MIN;
   global.aligned = kTransposed ? s.n % kVector<T> == 0 : s.nrhs % kColumns == 0;
-  Panel panel;
-  global.load(panel, s.b.template as<const T>(), s.b_of(entry));
+  Rows mine;
+  global.load(mine, s.b.template as<const T>(), s.b_of(entry));
   wait_for_copies<0>();
   loader.reverse();
   __syncthreads();
@@ -462,22 +463,22 @@ __global__ void __launch_bounds__(32 * PanelsShape<T, kRows, kColumns>::kMaxPane
     for (int i = 0; i < kRows; ++i) {
 #pragma unroll
       for (int r = 0; r < kColumns; ++r) {
-        if (i >= global.rows) panel.c[i][r] = T(0);
+        if (i >= global.rows) mine.c[i][r] = T(0);
       }
     }
 #pragma unroll 1
-    for (int step = 0; step < shape.panels; ++step) {
-      const int j = ascending ? step : shape.panels - 1 - step;
+    for (int step = 0; step < shape.warps; ++step) {
+      const int j = ascending ? step : shape.warps - 1 - step;
       if (warp == j) {
-        panel.solve(l + shape.tile(j, j), divisors + matrix * kRows, own, ascending);
+        mine.solve(l + shape.tile(j, j), divisors + matrix * kRows, own, ascending);
       }
       __syncthreads();
       const T* const y_j = y + j * kRows * Shape::kPitch + lane * kColumns;
-      if (ascending && warp > j) panel.subtract_rows(l + shape.tile(warp, j), y_j);
-      if (!ascending && warp < j) panel.subtract_columns(l + shape.tile(j, warp), y_j);
+      if (ascending && warp > j) mine.subtract_rows(l + shape.tile(warp, j), y_j);
+      if (!ascending && warp < j) mine.subtract_columns(l + shape.tile(j, warp), y_j);
     }
   }
-  global.store(panel, s.x.template as<T>(), s.x_of(entry));
+  global.store(mine, s.x.template as<T>(), s.x_of(entry));
 }
 
 }  // namespace jax_batched::cuda

@@ -21,7 +21,7 @@
 namespace jax_batched::cuda {
 
 template <int kTiles>
-struct ResidentFactor : PivotBlock {
+struct WarpTensorFactor : PivotBlock {
   // Shared memory, in doubles: two buffers to transpose in.
   static constexpr int kBatch = 4;        // tiles transposed at a time
   static constexpr int kTransposed = 10;  // stride of a row: no bank conflicts down a column
@@ -33,7 +33,7 @@ struct ResidentFactor : PivotBlock {
   Fragment<double, kTiles> m;  // S, then L and V
   Values y[kTiles];            // S of the right-hand sides, then Y, then -X
 
-  explicit __device__ __forceinline__ ResidentFactor(void* memory)
+  explicit __device__ __forceinline__ WarpTensorFactor(void* memory)
       : shared(static_cast<double*>(memory)) {}
 
   // S = -A, of which one triangle is read; rows from n on are those of the identity.

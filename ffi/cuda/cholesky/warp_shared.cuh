@@ -22,7 +22,7 @@
 namespace jax_batched::cuda {
 
 template <class T, int kTiles>
-struct Halves {
+struct WarpSharedFactor {
   using R = Real<T>;
   using Step = Panel<T, kTiles, 1, true>;
   using Block = Fragment<T, kTiles>;

@@ -1,7 +1,7 @@
-// Substitution, "stream": a warp per matrix and group of kColumns columns; any n whose right-hand
-// sides fit in shared memory.
+// Substitution, "warp_streamed": a warp per matrix and group of kColumns columns; any n whose
+// right-hand sides fit in shared memory.
 //
-// The triangle streams through shared memory in tiles of 32 x 32 of L (warp.cuh), row
+// The triangle streams through shared memory in tiles of 32 x 32 of L (lanes_shared.cuh), row
 // of tiles by row of tiles, as it lies in memory: from the first to the last ascending, backwards
 // descending. kStages tiles are in shared memory or on their way. A tile that has been worked on is
 // replaced by the one kStages further on; at the turn from the first sweep to the second that is
@@ -11,7 +11,7 @@
 // wants.
 #pragma once
 
-#include "ffi/cuda/substitution/warp.cuh"
+#include "ffi/cuda/substitution/lanes_shared.cuh"
 
 namespace jax_batched::cuda {
 
@@ -28,7 +28,7 @@ struct TileLayout {
 };
 
 template <class T, int kColumns, int kStages, bool kAligned>
-struct StreamSubstitutionShape {
+struct WarpStreamedSubstitutionShape {
   static constexpr int kTile = TileLayout<T, kAligned>::kTile;
   static size_t shared_bytes(int64_t n) {
     return (kStages * kTile + static_cast<size_t>(n + 31) / 32 * 32 * kColumns) * sizeof(T);
@@ -158,8 +158,8 @@ __device__ __forceinline__ void load_shared(T (&to)[kCount], const T* from) {
 // What one warp does with a tile. y(v, c) at y[v * kColumns + c] holds the right-hand sides, entry
 // v the one of row v of L, and in their place the solutions.
 template <class T, int kColumns, bool kAligned>
-struct StreamTile {
-  using Sweep = WarpSweep<T, 32, 1, kColumns, kAligned>;
+struct StreamedTile {
+  using Sweep = LanesSweep<T, 32, 1, kColumns, kAligned>;
   static constexpr int kSteps = Sweep::kGroup;
   using Layout = TileLayout<T, kAligned>;
 
@@ -237,9 +237,10 @@ struct StreamTile {
 // instructions.
 template <class T, int kColumns, int kStages, bool kAligned, bool kUsual>
 __global__ void __launch_bounds__(32)
-    stream_substitution(const Substitution<T> s, const int sweeps, const int64_t column_groups) {
-  using Shape = StreamSubstitutionShape<T, kColumns, kStages, kAligned>;
-  using Tile = StreamTile<T, kColumns, kAligned>;
+    warp_streamed_substitution(const Substitution<T> s, const int sweeps,
+                               const int64_t column_groups) {
+  using Shape = WarpStreamedSubstitutionShape<T, kColumns, kStages, kAligned>;
+  using Tile = StreamedTile<T, kColumns, kAligned>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);
   T* const y = tiles + kStages * Shape::kTile;

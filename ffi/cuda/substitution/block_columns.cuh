@@ -1,11 +1,11 @@
-// Substitution, "columns": a thread per column; any n and nrhs.
+// Substitution, "block_columns": a thread per column; any n and nrhs.
 //
 // A block takes one matrix and 32 columns per warp. Row block by row block (kBlock rows), a lane
 // keeps the rows of its column in registers:
 //   c_I <- c_I - M(I, J) y_J  for the blocks J < I,  then  y_I = M(I, I)^-1 c_I.
 // The blocks M(I, J) pass through shared memory, two in flight, and are read by broadcast in
 // 16-byte vectors of a column; y_J is read back from x, where its own warp wrote it. Where the
-// columns of x are not neighbours in memory (x a = b) its rows are: they pass through a panel in
+// columns of x are not neighbours in memory (x a = b) its rows are: they pass through a buffer in
 // shared memory.
 #pragma once
 
@@ -16,27 +16,27 @@
 namespace jax_batched::cuda {
 
 template <class T, int kBlock>
-struct ColumnsSubstitutionShape {
+struct BlockColumnsSubstitutionShape {
   static constexpr int kMaxWarps = 4;
   static constexpr int kTilePitch = kBlock + kVector<T>;  // keeps columns 16-byte aligned
   static constexpr int kTile = kBlock * kTilePitch;
-  static constexpr int kPanelPitch = 33;
-  static constexpr int kPanel = kBlock * kPanelPitch;
-  static constexpr size_t kPanelsOffset =
+  static constexpr int kBufferPitch = 33;
+  static constexpr int kBuffer = kBlock * kBufferPitch;
+  static constexpr size_t kBuffersOffset =
       (2 * kTile * sizeof(T) + kBlock * sizeof(Divisor<T>) + 15) / 16 * 16;
   static constexpr size_t shared_bytes(int warps) {
-    return kPanelsOffset + warps * kPanel * sizeof(T);
+    return kBuffersOffset + warps * kBuffer * sizeof(T);
   }
 };
 
-// Moves kBlock rows of 32 columns between global memory and a warp's shared panel, row r of the
-// panel at r * 33, along the dimension that is contiguous in memory. Outside the matrix: zeros.
+// Moves kBlock rows of 32 columns between global memory and a warp's shared buffer, row r of the
+// buffer at r * 33, along the dimension that is contiguous in memory. Outside the matrix: zeros.
 template <int kBlock, class T>
-struct ColumnPanel {
-  static constexpr int kPitch = ColumnsSubstitutionShape<T, kBlock>::kPanelPitch;
+struct ColumnBuffer {
+  static constexpr int kPitch = BlockColumnsSubstitutionShape<T, kBlock>::kBufferPitch;
   static constexpr int kFlight = 8;  // loads in flight
 
-  static __device__ __forceinline__ void load(T* panel, const T* matrix, const LowerSystem& system,
+  static __device__ __forceinline__ void load(T* buffer, const T* matrix, const LowerSystem& system,
                                               int row, int n, int64_t column, int64_t nrhs) {
     const int lane = threadIdx.x % 32;
     const bool columns_fastest = system.x_col == 1;
@@ -54,12 +54,13 @@ struct ColumnPanel {
         position[u] = i * kPitch + c;
       }
 #pragma unroll
-      for (int u = 0; u < kFlight; ++u) panel[position[u]] = value[u];
+      for (int u = 0; u < kFlight; ++u) buffer[position[u]] = value[u];
     }
   }
 
-  static __device__ __forceinline__ void store(T* matrix, const T* panel, const LowerSystem& system,
-                                               int row, int n, int64_t column, int64_t nrhs) {
+  static __device__ __forceinline__ void store(T* matrix, const T* buffer,
+                                               const LowerSystem& system, int row, int n,
+                                               int64_t column, int64_t nrhs) {
     const int lane = threadIdx.x % 32;
     const bool columns_fastest = system.x_col == 1;
 #pragma unroll 4
@@ -68,7 +69,7 @@ struct ColumnPanel {
       const int i = columns_fastest ? e / 32 : e % kBlock;
       const int c = columns_fastest ? e % 32 : e / kBlock;
       if (row + i < n && column + c < nrhs) {
-        matrix[x_offset(system, row + i, column + c)] = panel[i * kPitch + c];
+        matrix[x_offset(system, row + i, column + c)] = buffer[i * kPitch + c];
       }
     }
   }
@@ -79,7 +80,7 @@ struct ColumnPanel {
 template <int kBlock, class T>
 __device__ __forceinline__ void load_block(T* tile, const T* a, const LowerSystem& system, int n,
                                            bool unit_diagonal, int row_block, int column_block) {
-  constexpr int kPitch = ColumnsSubstitutionShape<T, kBlock>::kTilePitch;
+  constexpr int kPitch = BlockColumnsSubstitutionShape<T, kBlock>::kTilePitch;
   const bool by_rows = rows_contiguous(system);
   a += system.a_start;
   for (int e = threadIdx.x; e < kBlock * kBlock; e += blockDim.x) {
@@ -99,11 +100,11 @@ __device__ __forceinline__ void load_block(T* tile, const T* a, const LowerSyste
 
 // One sweep of a block's columns, from c to x, which may be the same.
 template <int kBlock, class T>
-__device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T* panel, const T* a,
+__device__ __forceinline__ void sweep_columns(T* tiles, Divisor<T>* divisors, T* buffer, const T* a,
                                               const T* c, T* x, const LowerSystem& system, int n,
                                               int64_t column, int64_t nrhs, bool unit_diagonal) {
-  using Shape = ColumnsSubstitutionShape<T, kBlock>;
-  using Panel = ColumnPanel<kBlock, T>;
+  using Shape = BlockColumnsSubstitutionShape<T, kBlock>;
+  using Buffer = ColumnBuffer<kBlock, T>;
   const int lane = threadIdx.x % 32;
   const int blocks = ceil_div(n, kBlock);
   const bool direct = !kIsComplex<T> && system.x_col == 1;
@@ -122,10 +123,10 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
         y[i] = inside ? c[x_offset(system, row + i, own_column)] : T(0);
       }
     } else {
-      Panel::load(panel, c, system, row, n, column, nrhs);
+      Buffer::load(buffer, c, system, row, n, column, nrhs);
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < kBlock; ++i) y[i] = panel[i * Shape::kPanelPitch + lane];
+      for (int i = 0; i < kBlock; ++i) y[i] = buffer[i * Shape::kBufferPitch + lane];
       __syncwarp();
     }
 #pragma unroll
@@ -145,7 +146,7 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
       if (!diagonal) {
         constexpr int kFlight = 8;  // entries of y_J loaded at a time
         if (!direct) {
-          Panel::load(panel, x, system, column_block * kBlock, n, column, nrhs);
+          Buffer::load(buffer, x, system, column_block * kBlock, n, column, nrhs);
           __syncwarp();
         }
         const T* const x_block = x + x_offset(system, column_block * kBlock, own_column);
@@ -157,7 +158,7 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
             if (direct) {
               y_k[u] = in_range ? x_block[(first + u) * system.x_row] : T(0);
             } else {
-              y_k[u] = panel[(first + u) * Shape::kPanelPitch + lane];
+              y_k[u] = buffer[(first + u) * Shape::kBufferPitch + lane];
             }
             y_k[u] = conj_if(system.conjugate, y_k[u]);
           }
@@ -202,9 +203,9 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kBlock; ++i) panel[i * Shape::kPanelPitch + lane] = y[i];
+      for (int i = 0; i < kBlock; ++i) buffer[i * Shape::kBufferPitch + lane] = y[i];
       __syncwarp();
-      Panel::store(x, panel, system, row, n, column, nrhs);
+      Buffer::store(x, buffer, system, row, n, column, nrhs);
     }
     __syncwarp();  // other lanes of this warp read x next
   }
@@ -212,25 +213,25 @@ __device__ __forceinline__ void columns_sweep(T* tiles, Divisor<T>* divisors, T*
 
 // Work item: (matrix, 32 columns per warp), the columns running fastest.
 template <class T, int kBlock, int kSweeps>
-__global__ void __launch_bounds__(32 * ColumnsSubstitutionShape<T, kBlock>::kMaxWarps)
-    columns_substitution(const Substitution<T> s, const int64_t column_groups) {
-  using Shape = ColumnsSubstitutionShape<T, kBlock>;
+__global__ void __launch_bounds__(32 * BlockColumnsSubstitutionShape<T, kBlock>::kMaxWarps)
+    block_columns_substitution(const Substitution<T> s, const int64_t column_groups) {
+  using Shape = BlockColumnsSubstitutionShape<T, kBlock>;
   extern __shared__ __align__(16) unsigned char shared[];
   T* const tiles = reinterpret_cast<T*>(shared);
   Divisor<T>* const divisors = reinterpret_cast<Divisor<T>*>(tiles + 2 * Shape::kTile);
   const int warp = threadIdx.x / 32;
-  T* const panel = reinterpret_cast<T*>(shared + Shape::kPanelsOffset) + warp * Shape::kPanel;
+  T* const buffer = reinterpret_cast<T*>(shared + Shape::kBuffersOffset) + warp * Shape::kBuffer;
 
   for (int64_t item = blockIdx.x; item < s.batch * column_groups; item += gridDim.x) {
     const int64_t entry = item / column_groups;
     const int64_t column = (item - entry * column_groups) * blockDim.x + warp * 32;
     const T* const a = s.a_of(entry);
     T* const x = s.x_of(entry);
-    columns_sweep<kBlock>(tiles, divisors, panel, a, s.b_of(entry), x, s.first, s.n, column, s.nrhs,
-                          s.unit_diagonal);
+    sweep_columns<kBlock>(tiles, divisors, buffer, a, s.b_of(entry), x, s.first, s.n, column,
+                          s.nrhs, s.unit_diagonal);
     __syncthreads();  // the blocks are overwritten next
     if constexpr (kSweeps == 2) {
-      columns_sweep<kBlock>(tiles, divisors, panel, a, static_cast<const T*>(x), x, s.second, s.n,
+      sweep_columns<kBlock>(tiles, divisors, buffer, a, static_cast<const T*>(x), x, s.second, s.n,
                             column, s.nrhs, false);
       __syncthreads();
     }

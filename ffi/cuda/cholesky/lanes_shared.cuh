@@ -4,21 +4,21 @@
 // A block of 8 columns comes into registers, a lane holding rows g, g + 8, ...; it subtracts the
 // products with the columns to its left, whose entries in the block's own rows are broadcast loads
 // that serve four matrices at once; then it is factored (panel.cuh) and goes back. For sizes whose
-// rows do not fit the registers as a whole (rows.cuh).
+// rows do not fit the registers as a whole (lanes.cuh).
 #pragma once
 
 #include <cstdint>
 
 #include "ffi/cuda/cholesky/careful.cuh"
+#include "ffi/cuda/cholesky/lanes.cuh"
 #include "ffi/cuda/cholesky/panel.cuh"
-#include "ffi/cuda/cholesky/rows.cuh"
 #include "ffi/cuda/device/async_copy.cuh"
 
 namespace jax_batched::cuda {
 
 // For one right-hand side; several are solved from fragments in registers (fragment.cuh).
 template <class T, int kTiles>
-struct TileColumns {
+struct LanesSharedFactor {
   using Step = Panel<T, kTiles, 4>;
   static constexpr int kLanes = 8;
   static constexpr int kMatrices = 4;

@@ -29,7 +29,7 @@ __device__ __forceinline__ void for_constants(F&& f) {
 }
 
 template <class T, int kSlots>
-struct Rows {
+struct LanesFactor {
   static constexpr int kLanes = 8;
   static constexpr int kRows = kSlots * kLanes;
   static constexpr int kChunk = static_cast<int>(64 / sizeof(T));   // of a column, loaded together

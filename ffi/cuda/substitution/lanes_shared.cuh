@@ -1,4 +1,4 @@
-// Substitution, "warp": kLanes lanes of a warp per matrix, the triangle in shared memory.
+// Substitution, "lanes_shared": kLanes lanes of a warp per matrix, the triangle in shared memory.
 //
 // A step of a substitution costs a warp the same instructions whether it serves one matrix or four,
 // and at n <= 64 these instructions, with a warp for each matrix, take longer than the memory. So a
@@ -82,7 +82,7 @@ struct FoldedTriangle {
 };
 
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
-struct WarpSubstitutionShape {
+struct LanesSharedSubstitutionShape {
   static constexpr bool kSkips = !kAligned && kLanes == 32;
   static constexpr int kMatrices = 32 / kLanes;  // of a warp
   static constexpr int kWarps = kLanes * kRows <= 32 ? 4 : 1;
@@ -156,7 +156,7 @@ __device__ __forceinline__ void copy_triangles(T* folded, int pitch, const T* co
 // The steps are one dependent chain (quotient, shuffle, product: some 50 cycles), so nothing else
 // may be in it: the steps of a group have no branch, and load what they need of L at its start.
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
-struct WarpSweep {
+struct LanesSweep {
   static constexpr int kGroup = sizeof(T) <= 8 ? 4 : 2;
 
   const T* folded;
@@ -373,10 +373,11 @@ struct LaneColumns {
 
 template <class T, int kLanes, int kRows, int kColumns, bool kAligned>
 __global__ void __launch_bounds__(
-    32 * WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>::kWarps,
-    WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>::kMinBlocks)
-    warp_substitution(const Substitution<T> s, const int sweeps, const FoldedTriangle<T> shape) {
-  using Shape = WarpSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>;
+    32 * LanesSharedSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>::kWarps,
+    LanesSharedSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>::kMinBlocks)
+    lanes_shared_substitution(const Substitution<T> s, const int sweeps,
+                              const FoldedTriangle<T> shape) {
+  using Shape = LanesSharedSubstitutionShape<T, kLanes, kRows, kColumns, kAligned>;
   constexpr int kMatrices = Shape::kMatrices;
   extern __shared__ __align__(16) unsigned char shared[];
   const int n = s.n;
@@ -422,7 +423,7 @@ __global__ void __launch_bounds__(
     wait_for_copies<0>();
     __syncwarp();
 
-    WarpSweep<T, kLanes, kRows, kColumns, kAligned> sweep;
+    LanesSweep<T, kLanes, kRows, kColumns, kAligned> sweep;
     sweep.folded = folded;
     sweep.n = n;
     sweep.lane = lane;

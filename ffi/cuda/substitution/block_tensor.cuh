@@ -1,5 +1,5 @@
-// Substitution, "resident": columns in a warp's registers as tensor-core fragments; float64, many
-// columns.
+// Substitution, "block_tensor": columns in a warp's registers as tensor-core fragments; float64,
+// many columns.
 //
 // A warp takes 8 kParts columns of a matrix with all their rows, from b to x: transposed, in tiles
 // of 8 rows, each an accumulator of the tensor cores, whose products of doubles are FMAs in order.
@@ -7,8 +7,8 @@
 //   y_J = M(J, J)^-1 c_J    by way of shared memory, where a lane takes a whole column,
 //   c_I <- c_I - M(I, J) y_J  for the tiles I that follow; y_J as it comes back is an operand.
 // No warp waits for another, and an entry of M that is read serves 8 kParts columns; so more
-// columns take less time for each than in "panels", whose lanes hold few of them. The second sweep
-// (M^H) goes through the tiles from the last to the first, rows of a tile in reverse.
+// columns take less time for each than in "block_rows", whose lanes hold few of them. The second
+// sweep (M^H) goes through the tiles from the last to the first, rows of a tile in reverse.
 #pragma once
 
 #include "ffi/cuda/device/async_copy.cuh"
@@ -22,7 +22,7 @@ namespace jax_batched::cuda {
 // Shared memory: the triangle of M as a triangle of 8x8 tiles, in the order of rows; a pair
 // (divisor, reciprocal) for each row; for each warp, a tile of its columns.
 template <int kTiles, int kParts>
-struct ResidentSubstitutionShape {
+struct BlockTensorSubstitutionShape {
   static constexpr int kMaxWarps = 4;
   static constexpr int kColumns = 8 * kParts;
   static_assert(kColumns == 16 || kColumns == 32);  // so many lanes solve
@@ -46,8 +46,8 @@ struct ResidentSubstitutionShape {
 };
 
 template <int kTiles, int kParts>
-struct ResidentColumns {
-  using Shape = ResidentSubstitutionShape<kTiles, kParts>;
+struct FragmentColumns {
+  using Shape = BlockTensorSubstitutionShape<kTiles, kParts>;
   // Of 8 columns (lane p = lane / 4) and 8 rows, a lane holds rows q = lane % 4 and q + 4.
   using Tile = double[kParts][2];
 
@@ -240,11 +240,11 @@ __device__ __forceinline__ void start_tile_copies(double* m, const Substitution<
 
 // Work item: (matrix, columns of a block), the columns running fastest.
 template <int kTiles, int kParts, int kMinBlocks>
-__global__ void __launch_bounds__(32 * ResidentSubstitutionShape<kTiles, kParts>::kMaxWarps,
+__global__ void __launch_bounds__(32 * BlockTensorSubstitutionShape<kTiles, kParts>::kMaxWarps,
                                   kMinBlocks)
-    resident_substitution(const Substitution<double> s, const int sweeps,
-                          const int64_t column_groups) {
-  using Shape = ResidentSubstitutionShape<kTiles, kParts>;
+    block_tensor_substitution(const Substitution<double> s, const int sweeps,
+                              const int64_t column_groups) {
+  using Shape = BlockTensorSubstitutionShape<kTiles, kParts>;
   extern __shared__ __align__(16) unsigned char shared[];
   double* const m = reinterpret_cast<double*>(shared);
   Pair<double>* const divisors = reinterpret_cast<Pair<double>*>(m + Shape::kDivisors);
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(32 * ResidentSubstitutionShape<kTiles, kParts>
   start_tile_copies<Shape, kTiles>(m, s, s.a_of(entry) + system.a_start);
   commit_copies();
 
-  ResidentColumns<kTiles, kParts> y;
+  FragmentColumns<kTiles, kParts> y;
   y.p = threadIdx.x % 32 / 4;
   y.q = threadIdx.x % 4;
   const int64_t column =

@@ -1,4 +1,4 @@
-// Matrices of 16-bit elements on their way into the rows that lanes hold (rows.cuh), and out.
+// Matrices of 16-bit elements on their way into the rows that lanes hold (lanes.cuh), and out.
 //
 // The matrices of a warp are one run in memory, which moves through shared memory as it lies.
 // Asynchronous copies take no fewer than 4 bytes, so nothing shorter than a row of 8 elements can
@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "ffi/cuda/cholesky/rows.cuh"
+#include "ffi/cuda/cholesky/lanes.cuh"
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/device/math.cuh"
 #include "ffi/cuda/device/storage.cuh"
@@ -16,9 +16,9 @@
 namespace jax_batched::cuda {
 
 template <class S, int kSlots, bool kExact>
-struct StoredRows {
+struct StoredLanes {
   using T = Computed<S>;
-  using Matrix = Rows<T, kSlots>;
+  using Matrix = LanesFactor<T, kSlots>;
   static constexpr int kLanes = Matrix::kLanes;
   static_assert(sizeof(S) == 2 && kVector<S> == 8);
   static constexpr int kRows = kLanes * kSlots;
@@ -34,8 +34,8 @@ struct StoredRows {
   static constexpr int kPaddedRow = 8 * make_odd(kUnits);
   static constexpr int kPaddedMatrix = round_up(kRows * kPaddedRow, 64) + kLanes;
   static constexpr int kRun = kMatrices * kPaddedMatrix;  // elements
-  // Of shared memory for a warp, which serves as run, as columns of Rows::factor, and as one matrix
-  // in Rows::repair.
+  // Of shared memory for a warp, which serves as run, as columns of LanesFactor::factor, and as one
+  // matrix in LanesFactor::repair.
   static constexpr int kRunBytes = kRun * static_cast<int>(sizeof(S));
   static constexpr int kBytes = kRunBytes > Matrix::kMatrices* Matrix::kColumns * 4
                                     ? kRunBytes
@@ -46,7 +46,7 @@ struct StoredRows {
   int n, stride;
   int lane;
 
-  __device__ __forceinline__ StoredRows(S* shared, int size, int lane)
+  __device__ __forceinline__ StoredLanes(S* shared, int size, int lane)
       : run(shared), n(kExact ? kRows : size), stride(kExact ? kPaddedRow : size), lane(lane) {}
 
   // Matrix `index` of the run.

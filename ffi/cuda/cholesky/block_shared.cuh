@@ -36,7 +36,7 @@ enum class RhsPlace { kNone, kRowTile, kWarp };
 // kWorkers warps with two pairs of row tiles each, one for the chain, and with RhsPlace::kWarp one
 // for the right-hand sides. In a solve -L_pp^-1 takes the place of L_pp.
 template <int kWorkers, RhsPlace kRhsPlace>
-struct LeftFactor : PivotBlock {
+struct BlockSharedFactor : PivotBlock {
   static constexpr bool kSolve = kRhsPlace != RhsPlace::kNone;
   static constexpr bool kRowTile = kRhsPlace == RhsPlace::kRowTile;
   static constexpr bool kRhsWarp = kRhsPlace == RhsPlace::kWarp;
@@ -60,7 +60,7 @@ struct LeftFactor : PivotBlock {
   int n, tiles, rows;
   int worker;  // kWorkers: the chain; kWorkers + 1: right-hand sides
 
-  __device__ __forceinline__ LeftFactor(void* memory, int size)
+  __device__ __forceinline__ BlockSharedFactor(void* memory, int size)
       : shared(static_cast<double*>(memory)),
         n(size),
         tiles(ceil_div(size, 8)),
@@ -471,7 +471,7 @@ struct LeftFactor : PivotBlock {
     }
   }
 
-  // 8 right-hand sides in the registers of one warp, as in resident.cuh: S, then Y, then -X.
+  // 8 right-hand sides in the registers of one warp, as in warp_tensor.cuh: S, then Y, then -X.
   // S -> Y by  Y_p = S_p V^T,  S_i += Y_p L_ip^T,  with V = -L_pp^-1. enter() is called before step
   // p, which reads columns before p of L and V of block p.
   template <class Enter>
