@@ -10,16 +10,7 @@
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
-inline constexpr int64_t kPanel = 32;
-
-template <class R>
-R magnitude(R a) {
-  return absolute(a);
-}
-template <class R>
-R magnitude(Complex<R> a) {
-  return absolute(a.re) + absolute(a.im);
-}
+inline constexpr int64_t kPanel = 16;
 
 template <class T>
 struct LuMatrix {
@@ -65,27 +56,91 @@ struct LuMatrix {
   }
 };
 
+// to(k + c, l + r) = from(i + r, j + c) for 0 <= r < rows, 0 <= c < columns.
+template <class T>
+void transpose_part(const SplitRows<T>& from, int64_t i, int64_t j, int64_t rows, int64_t columns,
+                    const SplitRows<T>& to, int64_t k, int64_t l) {
+  constexpr int64_t size = kLanes<T>;
+  const int64_t whole_rows = rows / size * size, whole_columns = columns / size * size;
+  for (int64_t r = 0; r < whole_rows; r += size) {
+    for (int64_t c = 0; c < whole_columns; c += size) {
+      for (int64_t part = 0; part < kParts<T>; ++part) {
+        transpose(from.row(i + r) + part * from.width + j + c, from.pitch(),
+                  to.row(k + c) + part * to.width + l + r, to.pitch());
+      }
+    }
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) {
+      to.set(to.row(k + c), l + r, from.get(from.row(i + r), j + c));
+    }
+  }
+}
+
+// 0, 1, 2, ...
+template <class R>
+typename VectorOf<R>::Mask lane_numbers() {
+  typename VectorOf<R>::Mask numbers = {};
+  for (int lane = 0; lane < kLanes<R>; ++lane) numbers[lane] = lane;
+  return numbers;
+}
+
+// The first of the largest numbers of a row from `begin` on; `begin` where none is a number.
+template <class T>
+int64_t largest_entry(const SplitRows<T>& a, const Real<T>* row, int64_t begin, int64_t end) {
+  using R = Real<T>;
+  using Indices = typename VectorOf<R>::Mask;
+  using Bits = typename VectorOf<R>::Bits;
+  constexpr int size = kLanes<T>;
+  Indices at = lane_numbers<R>() + static_cast<Bits>(begin);
+  Indices places = Indices{} + static_cast<Bits>(begin);
+  Simd<R> values(R(-1));
+  for (int64_t i = begin; i < end; i += size, at += size) {
+    const Simd<R> candidate = magnitude(a.load(row, i));
+    const Indices better = (candidate.v > values.v) & (at < static_cast<Bits>(end));
+    values = select(better, candidate, values);
+    places = (better & at) | (~better & places);
+  }
+  // Of all lanes: the largest value in each, then the first place that has it.
+  Simd<R> largest = values;
+  for (int distance = size / 2; distance > 0; distance /= 2) {
+    Simd<R> turned;
+    for (int lane = 0; lane < size; ++lane) turned.v[lane] = largest.v[(lane + distance) % size];
+    largest = select(turned.v > largest.v, turned, largest);
+  }
+  const Indices others = largest.v != values.v;
+  const Indices candidates = places | (others & std::numeric_limits<Bits>::max());
+  Bits place = candidates[0];
+  for (int lane = 1; lane < size; ++lane) place = std::min<Bits>(place, candidates[lane]);
+  return place;
+}
+
+// Columns k, ..., k + kColumns - 1 of a panel, below row c, less their entries in that row times
+// the multipliers of column c.
+template <int kColumns, class T>
+JAX_BATCHED_INLINE void eliminate(const SplitRows<T>& p, int64_t c, int64_t k, int64_t rows) {
+  Lanes<T> u[kColumns];
+  unrolled<kColumns>([&](auto l) JAX_BATCHED_INLINED { u[l] = broadcast(p.get(p.row(k + l), c)); });
+  for (int64_t i = c + 1; i < rows; i += kLanes<T>) {
+    const Lanes<T> multipliers = p.load(p.row(c), i);
+    unrolled<kColumns>([&](auto l) JAX_BATCHED_INLINED {
+      Real<T>* column = p.row(k + l);
+      p.store(column, i, sub_mul(p.load(column, i), multipliers, u[l]));
+    });
+  }
+}
+
 // The panel's columns j, ..., j + columns - 1, of the rows from j on. Returns info.
 template <class T>
 int32_t factor_panel(const LuMatrix<T>& g, int64_t j, int64_t columns) {
+  using R = Real<T>;
   const SplitRows<T>& p = g.panel;
-  constexpr int64_t size = kLanes<T>;
   const int64_t rows = g.m - j;
   int32_t info = 0;
+  transpose_part(g.a, j, j, rows, columns, p, 0, 0);
   for (int64_t c = 0; c < columns; ++c) {
-    for (int64_t i = 0; i < rows; ++i) p.set(p.row(c), i, g.a.get(g.a.row(j + i), j + c));
-  }
-  for (int64_t c = 0; c < columns; ++c) {
-    Real<T>* column = p.row(c);
-    int64_t place = c;
-    Real<T> largest(-1);
-    for (int64_t i = c; i < rows; ++i) {
-      const Real<T> candidate = magnitude(p.get(column, i));
-      if (candidate > largest) {
-        largest = candidate;
-        place = i;
-      }
-    }
+    R* column = p.row(c);
+    const int64_t place = largest_entry(p, column, c, rows);
     g.pivots[j + c] = static_cast<int32_t>(j + place);
     if (place != c) {
       for (int64_t k = 0; k < columns; ++k) {
@@ -96,18 +151,14 @@ int32_t factor_panel(const LuMatrix<T>& g, int64_t j, int64_t columns) {
     }
     const Lanes<T> pivot = broadcast(p.get(column, c));
     if (info == 0) {
-      info = static_cast<int32_t>(first_bad_pivot(Simd<Real<T>>(0), pivot, j + c + 1).v[0]);
+      info = static_cast<int32_t>(first_bad_pivot(Simd<R>(R(0)), pivot, j + c + 1).v[0]);
     }
-    for (int64_t i = c + 1; i < rows; i += size) {
+    for (int64_t i = c + 1; i < rows; i += kLanes<T>) {
       p.store(column, i, multiplier(p.load(column, i), pivot));
     }
-    for (int64_t k = c + 1; k < columns; ++k) {
-      Real<T>* other = p.row(k);
-      const Lanes<T> u = broadcast(p.get(other, c));
-      for (int64_t i = c + 1; i < rows; i += size) {
-        p.store(other, i, sub_mul(p.load(other, i), p.load(column, i), u));
-      }
-    }
+    int64_t k = c + 1;
+    for (; k + 4 <= columns; k += 4) eliminate<4>(p, c, k, rows);
+    for (; k < columns; ++k) eliminate<1>(p, c, k, rows);
   }
   return info;
 }
@@ -170,11 +221,7 @@ int32_t factor_lu(const LuMatrix<T>& g) {
       std::swap_ranges(a.row(i), a.row(i) + a.width * kParts<T>, a.row(place));
       std::swap(g.row_at[i], g.row_at[place]);
     }
-    for (int64_t i = j; i < g.m; ++i) {
-      for (int64_t c = 0; c < columns; ++c) {
-        a.set(a.row(i), j + c, g.panel.get(g.panel.row(c), i - j));
-      }
-    }
+    transpose_part(g.panel, 0, 0, columns, g.m - j, a, j, j);
     const StridedLower<T> l{a.row(j) + j, a.pitch(), 1, a.width, false};
     const SplitRows<T> u{a.row(j), a.width};
     int64_t k = j + columns;
