@@ -10,8 +10,8 @@ namespace jax_batched::cpu::JAX_BATCHED_ISA {
 // Larger ones gain less, and take long to compile; an inverse has n columns beside the matrix.
 template <class T, class P>
 inline constexpr int kMaxFixedLu = kMaxFixedSize<T> == 0           ? 0
-                                   : std::is_same_v<P, InvProblem> ? 6
-                                                                   : 8;
+                                   : std::is_same_v<P, InvProblem> ? 4
+                                                                   : 6;
 
 // [A | B] with kColumns columns of B: A becomes L and U, B becomes Y with L Y = P B.
 template <int n, int kColumns, class R>
