@@ -30,7 +30,7 @@ def triangular_solve(a: Array, b: Array, **options: bool) -> Array:
 
 def lu(a: Array) -> tuple[Array, Array, Array]:
     """L and U in one matrix, the exchanges and the permutation of the rows."""
-    factors, pivots, rows = _call(jax.lax.linalg.lu, a)
+    factors, pivots, rows = _call(lambda a: tuple(jax.lax.linalg.lu(a)), a)
     return factors, pivots, rows
 
 
