@@ -297,7 +297,7 @@ def test_jaxs_own_functions_under_the_override():
         "inv": lambda: jnp.linalg.inv(a),
         "det": lambda: jnp.linalg.det(a),
         "slogdet": lambda: jnp.linalg.slogdet(a)[1],
-        "lu": lambda: jsl.lu(a)[2],
+        "lu": lambda: jax.vmap(lambda x: jsl.lu(x)[2])(a),
         "lu_factor": lambda: jsl.lu_factor(a)[0],
     }
     for name, f in functions.items():
