@@ -58,23 +58,30 @@ void finish_group(const P& p, const LuGroup<T>& g, Simd<Real<T>> info, int64_t m
   unpack(numbers(y), n * nrhs * kParts<T>, group_of<T>(p.x, n * nrhs, m, end));
 }
 
-// Integers of each lane to those of its own matrix.
+// Integers of each lane to those of its own matrix; of 32 bits many at a time, as if they were
+// numbers.
 template <class T>
 void store_indices(const typename LuGroup<T>::Indices* from, int64_t count, int32_t* to, int64_t m,
                    int64_t end) {
-  if constexpr (sizeof(Real<T>) == sizeof(int32_t)) {
-    GroupPointers<Real<T>> lanes;
-    lanes.ahead = 0;
-    for (int l = 0; l < kLanes<T>; ++l) {
-      const int64_t matrix = std::min(m + l, end - 1);
-      lanes.lane[l] = reinterpret_cast<Real<T>*>(to + matrix * count);
+  using R = Real<T>;
+  if constexpr (sizeof(R) == sizeof(int32_t)) {
+    if (count >= kLanes<T>) {
+      const auto lane = [&](int l) JAX_BATCHED_INLINED {
+        return reinterpret_cast<R*>(to + std::min(m + l, end - 1) * count);
+      };
+      for_each_square<R>(0, count, count, [&](int64_t at) {
+        Square<R> square;
+        unrolled<kLanes<T>>([&](auto l) JAX_BATCHED_INLINED {
+          square.row[l] = Simd<R>::load(reinterpret_cast<const R*>(from + at + l)).v;
+        });
+        square.store_transposed([&](int l) JAX_BATCHED_INLINED { return lane(l) + at; });
+      });
+      return;
     }
-    unpack(reinterpret_cast<const Simd<Real<T>>*>(from), count, lanes);
-  } else {
-    for (int64_t l = 0; l < kLanes<T> && m + l < end; ++l) {
-      for (int64_t i = 0; i < count; ++i) {
-        to[(m + l) * count + i] = static_cast<int32_t>(from[i][l]);
-      }
+  }
+  for (int64_t l = 0; l < kLanes<T> && m + l < end; ++l) {
+    for (int64_t i = 0; i < count; ++i) {
+      to[(m + l) * count + i] = static_cast<int32_t>(from[i][l]);
     }
   }
 }
