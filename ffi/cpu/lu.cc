@@ -34,7 +34,7 @@ template <class T, class P>
 void finish_group(const P& p, const LuGroup<T>& g, Simd<Real<T>> info, int64_t m, int64_t end) {
   const int64_t n = p.n, nrhs = columns(p);
   const GroupMatrix<T> f{g.f, n};
-  Lanes<T>* y = static_cast<Lanes<T>*>(g.end());
+  Lanes<T>* y = g.end();
   for (int l = 0; l < kLanes<T>; ++l) {
     const int64_t matrix = std::min(m + l, end - 1);
     for (int64_t i = 0; i < n; ++i) {

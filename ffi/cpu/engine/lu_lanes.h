@@ -33,7 +33,7 @@ struct LuGroup {
 
   static int64_t bytes(int64_t m, int64_t n) {
     const int64_t entries = m * (n + GroupMatrix<T>::pitch(n)), indices = 2 * m + std::min(m, n);
-    return entries * sizeof(Lanes<T>) + indices * sizeof(Indices);
+    return entries * sizeof(Lanes<T>) + indices * sizeof(Indices) + alignof(Lanes<T>);
   }
   static LuGroup in(void* scratch, int64_t m, int64_t n) {
     LuGroup g;
@@ -47,7 +47,12 @@ struct LuGroup {
     g.pivots = g.place + m;
     return g;
   }
-  void* end() const { return pivots + std::min(m, n); }
+  // Behind all of it, where more entries may lie.
+  Lanes<T>* end() const {
+    const auto behind = reinterpret_cast<uintptr_t>(pivots + std::min(m, n));
+    constexpr uintptr_t kAlignment = alignof(Lanes<T>);
+    return reinterpret_cast<Lanes<T>*>((behind + kAlignment - 1) / kAlignment * kAlignment);
+  }
 
   // Entry (row[l], j) of A in lane l.
   JAX_BATCHED_INLINE Lanes<T> gather(const Indices& row, int64_t j) const {
