@@ -72,15 +72,17 @@ for _platform, _operation, _dtype, _largest, _most in _native.limits():
     _LIMITS.setdefault((_platform, _operation, _dtype), []).append((_largest, _most))
 
 
-def max_n(operation: str, dtype: Any) -> int:
-    """Largest matrix size that the operation's kernels serve; 0 where there are none.
+def max_n(platform: Platform, operation: str, dtype: Any) -> int:
+    """Largest matrix size that the operation's kernels serve there; 0 where there are none.
 
     Beyond it the operation is `lax`.
     """
-    return _MAX_N.get(operation, {}).get(np.dtype(dtype).name, 0)
+    name = np.dtype(dtype).name
+    kernels = any(key[:2] == (platform, operation) for key in _LIMITS)
+    return _MAX_N.get(operation, {}).get(name, 0) if kernels else 0
 
 
-def is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
+def _is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
     """Whether a platform has one kernel for matrices (n, n) and right-hand sides (n, nrhs).
 
     Any number of right-hand sides, also a symbolic one, has an answer.
@@ -89,11 +91,6 @@ def is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: 
         n <= largest and (most is None or (isinstance(nrhs, int) and nrhs <= most))
         for largest, most in _LIMITS.get((platform, operation, np.dtype(dtype).name), ())
     )
-
-
-def has_limits(platform: Platform, operation: str) -> bool:
-    """Whether a platform has kernels for an operation, of any dtype and size."""
-    return any(key[:2] == (platform, operation) for key in _LIMITS)
 
 
 def max_fused_n(platform: Platform, dtype: Any) -> int:
@@ -107,7 +104,7 @@ def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
 
     Any number of right-hand sides, also a symbolic one, has an answer.
     """
-    return n <= max_fused_n(platform, dtype) and is_one_kernel(
+    return n <= max_fused_n(platform, dtype) and _is_one_kernel(
         platform, "solve_pos", dtype, n, nrhs
     )
 
@@ -122,7 +119,7 @@ def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> 
 
     Any number of right-hand sides, also a symbolic one, has an answer.
     """
-    return is_one_kernel(platform, operation, _STORED[0], n, nrhs)
+    return _is_one_kernel(platform, operation, _STORED[0], n, nrhs)
 
 
 def native_module(platform: Platform) -> ModuleType | None:

@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._matrix import matmul, real_dtype
-from jax_batched.lu import has_kernel, lu_op, solve_with_factors
+from jax_batched.lu import lu_op, solve_with_factors
 
 Array = jax.Array
 
@@ -204,7 +204,7 @@ inv_op = Operation(
     "inv",
     Rules(
         signature=lambda params: "(n,n)->(n,n),()",
-        paths=(kernel(has_kernel), lax(_inv_lax)),
+        paths=(kernel(), lax(_inv_lax)),
         jvp=_inv_jvp,
         result_dtypes=(None, jnp.int32),
     ),
@@ -214,7 +214,7 @@ det_op = Operation(
     "det",
     Rules(
         signature=lambda params: "(n,n)->()",
-        paths=(kernel(has_kernel), lax(_det_lax)),
+        paths=(kernel(), lax(_det_lax)),
         jvp=_det_jvp,
     ),
 )
@@ -223,7 +223,7 @@ slogdet_op = Operation(
     "slogdet",
     Rules(
         signature=lambda params: "(n,n)->(),()",
-        paths=(kernel(has_kernel), lax(_slogdet_lax)),
+        paths=(kernel(), lax(_slogdet_lax)),
         jvp=_slogdet_jvp,
         result_dtypes=lambda params, data: (data, real_dtype(data)),
     ),

@@ -215,21 +215,16 @@ def _lax(a: Array) -> Sequence[Array]:
     return factors, pivots, permutation, bad_pivot(factors)
 
 
-def has_kernel(call: Call) -> bool:
-    """Whether one kernel of the platform serves a call: there are none for CUDA yet."""
-    return _ffi.is_one_kernel(call.platform, call.operation, call.dtype, call.sizes["n"])
-
-
-def _has_kernel(call: Call) -> bool:
+def _takes_rows(call: Call) -> bool:
     m = call.sizes["m"]
-    return has_kernel(call) and isinstance(m, int) and m <= _ffi.max_n(call.operation, call.dtype)
+    return isinstance(m, int) and m <= _ffi.max_n(call.platform, call.operation, call.dtype)
 
 
 lu_op = Operation(
     "lu",
     Rules(
         signature=lambda params: "(m,n)->(m,n),(k),(m),()",
-        paths=(kernel(_has_kernel), lax(_lax)),
+        paths=(kernel(_takes_rows), lax(_lax)),
         sizes=_sizes,
         jvp=_jvp,
         result_dtypes=(None, jnp.int32, jnp.int32, jnp.int32),

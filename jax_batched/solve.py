@@ -13,7 +13,7 @@ from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
-from jax_batched.lu import has_kernel, lu_op, solve_with_factors
+from jax_batched.lu import lu_op, solve_with_factors
 
 Array = jax.Array
 
@@ -186,11 +186,15 @@ solve_pos_op: Operation = Operation(
 )
 
 
-def _factor_and_solve_general(a: Array, b: Array) -> Sequence[Array]:
-    """x and info: one factorization for all right-hand sides of a matrix."""
-    results = lu_op(a)
+def _factor_and_solve_general(a: Array, b: Array) -> tuple[Sequence[Array], Array, Array]:
+    results = lu_op(jax.lax.stop_gradient(a))
     x = solve_with_factors(a, results, b)
-    return x, jnp.broadcast_to(results[-1], x.shape[:-2])
+    return results, x, jnp.broadcast_to(results[-1], x.shape[:-2])
+
+
+def _general_lax(a: Array, b: Array) -> Sequence[Array]:
+    """One factorization for all right-hand sides of a matrix."""
+    return _factor_and_solve_general(a, b)[1:]
 
 
 def _general_jvp(
@@ -199,10 +203,8 @@ def _general_jvp(
     """a dx = db - da x, with the factors that gave x."""
     del params
     (a, b), (da, db) = primals, tangents
-    results = lu_op(jax.lax.stop_gradient(a))
-    x = solve_with_factors(a, results, b)
+    results, x, info = _factor_and_solve_general(a, b)
     rhs = db if da is None else minus(db, matmul(da, x))
-    info = jnp.broadcast_to(results[-1], x.shape[:-2])
     return (x, info), (solve_with_factors(a, results, rhs), None)
 
 
@@ -217,7 +219,7 @@ solve_gen_op: Operation = Operation(
     "solve_gen",
     Rules(
         signature=lambda params: "(n,n),(n,k)->(n,k),()",
-        paths=(kernel(has_kernel), lax(_factor_and_solve_general, broadcasts=True)),
+        paths=(kernel(), lax(_general_lax, broadcasts=True)),
         jvp=_general_jvp,
         transpose=_general_transpose,
         result_dtypes=(None, jnp.int32),

@@ -13,9 +13,9 @@ each_dtype = pytest.mark.parametrize("dtype", (*ops.DTYPES, *ops.STORED))
 @each_dtype
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
 def test_sizes_with_kernels(op, dtype):
-    assert _ffi.max_n(op.operation, dtype) == (
-        op.max_n if dtype in ops.DTYPES or op.stored_max_n else 0
-    )
+    served = op.max_n if dtype in ops.DTYPES or op.stored_max_n else 0
+    assert _ffi.max_n("cpu", op.operation, dtype) == served
+    assert _ffi.max_n("cuda", op.operation, dtype) == (served if op.on_cuda else 0)
 
 
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)

@@ -47,7 +47,7 @@ def check_sizes(op, dtype, sizes, kernel):
     ("op", "kernel", "dtype"), ops.by_kernel(ops.TABLE, paths=ops.PATHS), ids=ops.ids
 )
 def test_every_option(op, dtype, kernel):
-    # JAX's own LU is slow to compile.
+    # What is made of other operations is slow to compile.
     check_sizes(op, dtype, SHORT if op.kernels else (1, 3, 9, 33), kernel)
 
 

@@ -281,21 +281,11 @@ void finish(const SlogdetProblem& p, const LuMatrix<T>& g, int32_t, int64_t m) {
   finish_determinant(p, g, m);
 }
 
-template <class T, class P>
-void load_group(const P& p, const LuGroup<T>& g, int64_t m, int64_t end) {
-  const int64_t size = g.m * g.n;
-  if constexpr (requires { p.a.layout.map; }) {
-    pack(group_of<T>(p.a, size, m, end), size * kParts<T>, numbers(g.a));
-  } else {
-    pack(group_of<T>(p.a.data, BatchMap{}, size, m, end), size * kParts<T>, numbers(g.a));
-  }
-}
-
 // Groups of the smallest matrices; false where they have no kernel. m .. end are whole groups.
 template <class T, class P, class F>
 bool each_fixed_group(const P& p, int64_t begin, int64_t end, F one_group) {
   if constexpr (kMaxFixedLu<T, P> > 0) {
-    if (rows(p) != p.n || p.n < 2 || p.n > kMaxFixedLu<T, P>) return false;
+    if (rows(p) != p.n || p.n < 2 || p.n > kMaxFixedLu<T, P> || !p.a.contiguous()) return false;
     with_constant<kMaxFixedLu<T, P>>(p.n, [&](auto n) {
       if constexpr (n >= 2) {
         for (int64_t m = begin; m < end; m += kLanes<T>) one_group(n, m);
@@ -321,7 +311,7 @@ bool fixed_groups(const LuProblem& p, int64_t begin, int64_t end) {
 }
 template <class T>
 bool fixed_groups(const SolveGenProblem& p, int64_t begin, int64_t end) {
-  if (p.nrhs != 1 || !p.a.contiguous() || !p.b.contiguous()) return false;
+  if (p.nrhs != 1 || !p.b.contiguous()) return false;
   return each_fixed_group<T>(p, begin, end, [&](auto n, int64_t m) {
     FixedLu<n, 1, T> g;
     g.a.load(p.a.template as<const T>() + m * n * n);
@@ -397,7 +387,7 @@ struct LuKernels {
     if (fixed_groups<T>(p, begin, whole)) begin = whole;
     const LuGroup<T> g = LuGroup<T>::in(scratch, rows(p), p.n);
     for (int64_t m = begin; m < end; m += kLanes<T>) {
-      load_group(p, g, m, end);
+      pack(group_of<T>(p.a, g.m * g.n, m, end), g.m * g.n * kParts<T>, numbers(g.a));
       finish_group(p, g, factor_lu_group(g), m, end);
     }
   }

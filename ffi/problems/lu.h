@@ -1,7 +1,7 @@
 // General matrices by LU factorization with partial pivoting, P A = L U.
 //
 // The pivot of a column is LAPACK's: the largest |re| + |im|, of equal ones the first in the order
-// that the exchanges so far have brought the rows into. A pivot that is not finite and not zero has
+// that the exchanges so far have brought the rows into. A pivot that is zero or not finite has
 // failed: info is the first one's number, from 1.
 #pragma once
 
@@ -16,19 +16,26 @@ constexpr int64_t lu_operations(int64_t m, int64_t n) {
   return k * k * (3 * std::max(m, n) - k) / 6;
 }
 
-// L and U in one matrix, of any shape, as LAPACK's getrf leaves them.
-struct LuProblem : Problem {
-  static constexpr std::string_view kName = "lu";
+struct GeneralProblem : Problem {
   static constexpr bool kTakesStored = false;
   static constexpr bool kOnCuda = false;
   static constexpr int64_t kMaxN = 512;
 
-  MatrixView<Packed> a;
+  MatrixView<Mapped> a;
+  int n;
+
+  Work work() const { return {lu_operations(n, n), int64_t{n} * n}; }
+};
+
+// L and U in one matrix, of any shape, as LAPACK's getrf leaves them.
+struct LuProblem : GeneralProblem {
+  static constexpr std::string_view kName = "lu";
+
   MatrixView<Packed> lu;
   int32_t* pivots;       // of step k: the row, from 0, that row k was exchanged with
   int32_t* permutation;  // of row i of L U: the row of A
   int32_t* info;
-  int m, n;
+  int m;
 
   template <class Call>
   static LuProblem read(Call& call) {
@@ -37,24 +44,19 @@ struct LuProblem : Problem {
     p.pivots = call.integers("pivots", std::min(p.m, p.n));
     p.permutation = call.integers("permutation", p.m);
     p.info = call.info();
-    p.a = call.packed(call.matrix("a", p.m, p.n));
+    p.a = call.matrix("a", p.m, p.n);
     return p;
   }
   Work work() const { return {lu_operations(m, n), int64_t{m} * n}; }
 };
 
 // A X = B; the factors are never written. X of a matrix that failed is NaN.
-struct SolveGenProblem : Problem {
+struct SolveGenProblem : GeneralProblem {
   static constexpr std::string_view kName = "solve_gen";
-  static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = false;
-  static constexpr int64_t kMaxN = 512;
 
-  MatrixView<Mapped> a;
   MatrixView<Mapped> b;
   MatrixView<Packed> x;
   int32_t* info;
-  int n;
   int64_t nrhs;
 
   template <class Call>
@@ -72,40 +74,24 @@ struct SolveGenProblem : Problem {
 };
 
 // The inverse, NaN of a matrix that failed.
-struct InvProblem : Problem {
+struct InvProblem : GeneralProblem {
   static constexpr std::string_view kName = "inv";
-  static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = false;
-  static constexpr int64_t kMaxN = 512;
 
-  MatrixView<Packed> a;
   MatrixView<Packed> x;
   int32_t* info;
-  int n;
 
   template <class Call>
   static InvProblem read(Call& call) {
     InvProblem p{};
     p.x = call.result("x", p.n, p.n);
     p.info = call.info();
-    p.a = call.packed(call.square("a", p.n));
+    p.a = call.square("a", p.n);
     return p;
   }
   Work work() const { return {lu_operations(n, n) + 2 * int64_t{n} * n * n, 2 * int64_t{n} * n}; }
 };
 
-struct DeterminantProblem : Problem {
-  static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = false;
-  static constexpr int64_t kMaxN = 512;
-
-  MatrixView<Packed> a;
-  int n;
-
-  Work work() const { return {lu_operations(n, n), int64_t{n} * n}; }
-};
-
-struct DetProblem : DeterminantProblem {
+struct DetProblem : GeneralProblem {
   static constexpr std::string_view kName = "det";
 
   MatrixView<Packed> det;
@@ -114,13 +100,13 @@ struct DetProblem : DeterminantProblem {
   static DetProblem read(Call& call) {
     DetProblem p{};
     p.det = call.scalar("det");
-    p.a = call.packed(call.square("a", p.n));
+    p.a = call.square("a", p.n);
     return p;
   }
 };
 
 // The determinant as sign * exp(logabsdet), |sign| = 1; of a singular matrix 0 and -inf.
-struct SlogdetProblem : DeterminantProblem {
+struct SlogdetProblem : GeneralProblem {
   static constexpr std::string_view kName = "slogdet";
 
   MatrixView<Packed> sign;
@@ -131,7 +117,7 @@ struct SlogdetProblem : DeterminantProblem {
     SlogdetProblem p{};
     p.sign = call.scalar("sign");
     p.logabsdet = call.real_scalar_result("logabsdet");
-    p.a = call.packed(call.square("a", p.n));
+    p.a = call.square("a", p.n);
     return p;
   }
 };

@@ -75,7 +75,7 @@ def _has_kernels(call: Call) -> bool:
     n = call.sizes.get("n")
     return (
         isinstance(n, int)
-        and n <= _ffi.max_n(call.operation, call.dtype)
+        and n <= _ffi.max_n(call.platform, call.operation, call.dtype)
         and all(at_least(1, size) for size in call.sizes.values())
         and _ffi.has_kernels(call.platform, for_export=call.for_export)
     )
@@ -118,8 +118,6 @@ class Rules:
       stored: float16 and bfloat16 are accepted as storage: what no kernel takes as it is is
         computed in float32 and rounded once.
       hidden: how many of the last results are workspace that callers do not see.
-      overwritten: place of the operand that the first result may take the memory of, where a call
-        asks for it: a kernel reads what it overwrites first.
     """
 
     signature: Callable[[Params], str]
@@ -135,7 +133,6 @@ class Rules:
     result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
     stored: bool = False
     hidden: int = 0
-    overwritten: int = -1
 
     def lax(self, *operands: Array, **params: Any) -> Sequence[Array]:
         """The last path."""
@@ -171,8 +168,8 @@ class Operation:
     def __call__(self, *operands: Array, overwrite: bool = False, **params: Any) -> list[Array]:
         """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do.
 
-        With `overwrite` the first result takes the memory of an operand of its shape; where that is
-        still needed, XLA makes a copy.
+        With `overwrite` the first result takes the memory of the last operand if it has its shape;
+        where that is still needed, XLA makes a copy. A kernel reads what it overwrites first.
         """
         signature = self.signature(params)
         rank = max(x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True))
@@ -401,11 +398,11 @@ class Operation:
 
     def _aliases(self, platform: _ffi.Platform, ctx: Any, params: Params) -> dict[int, int]:
         """The operand that the first result takes the memory of, if any."""
-        place = range(len(ctx.avals_in))[self.rules.overwritten]
-        operand, result = ctx.avals_in[place], ctx.avals_out[0]
+        operand, result = ctx.avals_in[-1], ctx.avals_out[0]
         fits = operand.shape == result.shape and operand.dtype == result.dtype
         # The kernels of CUDA have not been tried in place yet.
-        return {place: 0} if params["overwrite"] and fits and platform == "cpu" else {}
+        taken = params["overwrite"] and fits and platform == "cpu"
+        return {len(ctx.avals_in) - 1: 0} if taken else {}
 
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         """The call as one that the partitioner splits along batch dimensions and columns."""

@@ -108,7 +108,7 @@ def measured_sizes(kind: Kind, wanted: Sequence[int], tiers: Sequence[_ffi.Tier]
         own = not kind.fast or names != candidates(kind._replace(fast=False), n, tiers)
         return len(names) > 1 and own
 
-    largest = _ffi.max_n(kind.operation, kind.dtype)
+    largest = _ffi.max_n("cuda", kind.operation, kind.dtype)
     return [n for n in wanted if n <= largest and chooses(n)]
 
 
