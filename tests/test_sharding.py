@@ -346,7 +346,7 @@ def test_one_mesh_axis_for_two_dimensions_is_refused():
 @pytest.mark.parametrize("shared", (0, 1))
 def test_explicit_mesh_beyond_the_kernels(op, shared, monkeypatch):
     """The lax path keeps the shardings too, also where one operand is replicated."""
-    monkeypatch.setattr(_ffi, "max_n", lambda operation, dtype: 2)
+    monkeypatch.setattr(_ffi, "max_n", lambda platform, operation, dtype: 2)
     operands = list(op.operands("float64", batch=(8,), n=3, nrhs=2))
     where = mesh(AxisType.Explicit)
     with jax.set_mesh(where):
@@ -364,7 +364,7 @@ def test_explicit_mesh_beyond_the_kernels(op, shared, monkeypatch):
 
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
 def test_sharded_columns_beyond_the_kernels(op, monkeypatch):
-    monkeypatch.setattr(_ffi, "max_n", lambda operation, dtype: 2)
+    monkeypatch.setattr(_ffi, "max_n", lambda platform, operation, dtype: 2)
     a, b = op.operands("float64", batch=(4,), n=3, nrhs=8)
     for kind in (AxisType.Auto, AxisType.Explicit):
         where = mesh(kind)
