@@ -29,26 +29,6 @@ extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
 // S is the type that elements are stored in (storage.cuh).
 
-// map(index), in little code: nested broadcasts are rare.
-__device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {
-  if (map.count == 1) return index * map.stride[0];
-  int64_t matrix = 0;
-#pragma unroll 1
-  for (int d = 0; d < map.count; ++d) {
-    const int64_t quotient = index / map.size[d];
-    matrix += (index - quotient * map.size[d]) * map.stride[d];
-    index = quotient;
-  }
-  return matrix;
-}
-
-// view.at(entry, rows, columns) by it.
-template <class T, class Rows, class Columns = int>
-__device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t entry,
-                                        const Rows& rows, const Columns& columns = 1) {
-  return view.as<T>() + matrix_index(view.layout.map, entry) * rows * columns;
-}
-
 // Which system a warp solves that has one right-hand side: all kernels that take one solve several
 // as so many systems.
 template <class T>

@@ -94,7 +94,7 @@ struct StoredLanes {
       if (part.mean) {
         for_each_entry_of_mine([&](auto slot, int i, int j) {
           T& below = m.x[decltype(slot)::value][j];
-          below = hermitian_mean(below, widen(own[j * kPaddedRow + i]));
+          below = stored_mean<S>(below, widen(own[j * kPaddedRow + i]));
         });
       }
     } else {

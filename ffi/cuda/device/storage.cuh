@@ -21,6 +21,19 @@ __device__ __forceinline__ float widen(BFloat16 a) {
   return __uint_as_float(static_cast<unsigned>(a.bits) << 16);
 }
 
+// hermitian_mean() of widened elements: sums of float16 do not overflow, and half of a bfloat16 is
+// exact.
+template <class S>
+__device__ __forceinline__ Computed<S> stored_mean(Computed<S> a_ij, Computed<S> a_ji) {
+  if constexpr (std::is_same_v<S, Float16>) {
+    return 0.5f * (a_ij + a_ji);
+  } else if constexpr (std::is_same_v<S, BFloat16>) {
+    return fmaf(0.5f, a_ij, 0.5f * a_ji);
+  } else {
+    return hermitian_mean(a_ij, a_ji);
+  }
+}
+
 // To storage, rounded to the nearest, ties to even.
 template <class S>
 __device__ __forceinline__ S narrow(Computed<S> a) {

@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_tiles(Fragment<T, kTiles>& m, const View<T>
         Pair<T> mirrored = v;
         if (first) mirrored.a = above[0];
         if (second) mirrored.b = above[a.ld];
-        v = {part.mean_of(v.a, mirrored.a), part.mean_of(v.b, mirrored.b)};
+        v = {part.mean_of<T>(v.a, mirrored.a), part.mean_of<T>(v.b, mirrored.b)};
       }
       if (kSquare && !inside) v = {T(0), T(0)};
       m[i][j][0] = v.a;
@@ -252,7 +252,7 @@ struct RowStage {
     };
     if (part.mean) {
       const auto mean = [&](Pair<T> below, Pair<T> above) {
-        return Pair<T>{part.mean_of(below.a, above.a), part.mean_of(below.b, above.b)};
+        return Pair<T>{part.mean_of<S>(below.a, above.a), part.mean_of<S>(below.b, above.b)};
       };
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {

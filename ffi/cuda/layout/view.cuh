@@ -1,10 +1,31 @@
 // A matrix in memory as kernels see it, and which part of a Hermitian one is read.
 #pragma once
 
+#include "ffi/common/view.h"
 #include "ffi/cuda/device/math.cuh"
 #include "ffi/cuda/device/storage.cuh"
 
 namespace jax_batched::cuda {
+
+// map(index), in little code: nested broadcasts are rare.
+__device__ __forceinline__ int64_t matrix_index(const BatchMap& map, int64_t index) {
+  if (map.count == 1) return index * map.stride[0];
+  int64_t matrix = 0;
+#pragma unroll 1
+  for (int d = 0; d < map.count; ++d) {
+    const int64_t quotient = index / map.size[d];
+    matrix += (index - quotient * map.size[d]) * map.stride[d];
+    index = quotient;
+  }
+  return matrix;
+}
+
+// view.at(entry, rows, columns) by it.
+template <class T, class Rows, class Columns = int>
+__device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t entry,
+                                        const Rows& rows, const Columns& columns = 1) {
+  return view.as<T>() + matrix_index(view.layout.map, entry) * rows * columns;
+}
 
 // Row-major: entry (i, j) at data[i * ld + j]; offsets are of 32 bits. Where ld is a multiple of a
 // vector's length, data is on such a boundary. Of matrices one after the other ld is n: square()
@@ -30,10 +51,10 @@ struct Part {
   bool upper;
   bool mean;
 
-  // The mean of entries (i, j) and (j, i) of the matrix.
-  template <class T>
+  // The mean of entries (i, j) and (j, i) of the matrix, whose elements are stored as S.
+  template <class S, class T>
   __device__ __forceinline__ T mean_of(T below, T above) const {
-    return kIsComplex<T> && upper ? hermitian_mean(above, below) : hermitian_mean(below, above);
+    return kIsComplex<T> && upper ? stored_mean<S>(above, below) : stored_mean<S>(below, above);
   }
 };
 
@@ -43,7 +64,7 @@ __device__ __forceinline__ void with_entries(const View<S>& a, Part part, F&& f)
   const auto below = [=](int i, int j) { return widen(*a.at(i, j)); };
   const auto above = [=](int i, int j) { return widen(*a.at(j, i)); };
   if (part.mean) {
-    f([=](int i, int j) { return part.mean_of(below(i, j), above(i, j)); });
+    f([=](int i, int j) { return part.mean_of<S>(below(i, j), above(i, j)); });
   } else if (part.upper) {
     f(above);
   } else {
