@@ -59,14 +59,13 @@ _native: Any = _loaded["cpu"][0]  # always there: it raises if not
 # What the kernels of this version serve, on every GPU and not on the machine at hand, so that a
 # program can be lowered for CUDA where there is no GPU. Per operation: the largest n beyond which
 # it is plain `lax`, and its dtypes.
-_STORED = ("float16", "bfloat16")
 _MAX_N: dict[str, dict[str, int]] = {
     operation: dict.fromkeys(dtypes, largest) for operation, largest, dtypes in _native.operations()
 }
 OPERATIONS = tuple(_MAX_N)
 
 # Per platform, operation and dtype: up to which n and how many right-hand sides (None: any number)
-# it is one kernel.
+# it is one kernel. 16-bit elements have kernels that take them as they are, or none.
 _LIMITS: dict[tuple[str, str, str], list[tuple[int, int | None]]] = {}
 for _platform, _operation, _dtype, _largest, _most in _native.limits():
     _LIMITS.setdefault((_platform, _operation, _dtype), []).append((_largest, _most))
@@ -82,8 +81,8 @@ def max_n(platform: Platform, operation: str, dtype: Any) -> int:
     return _MAX_N.get(operation, {}).get(name, 0) if kernels else 0
 
 
-def _is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
-    """Whether a platform has one kernel for matrices (n, n) and right-hand sides (n, nrhs).
+def is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs: Any = 1) -> bool:
+    """Whether an operation on matrices (n, n) and right-hand sides (n, nrhs) is one kernel there.
 
     Any number of right-hand sides, also a symbolic one, has an answer.
     """
@@ -91,35 +90,6 @@ def _is_one_kernel(platform: Platform, operation: str, dtype: Any, n: int, nrhs:
         n <= largest and (most is None or (isinstance(nrhs, int) and nrhs <= most))
         for largest, most in _LIMITS.get((platform, operation, np.dtype(dtype).name), ())
     )
-
-
-def max_fused_n(platform: Platform, dtype: Any) -> int:
-    """Largest n for which solve_pos is one kernel rather than factor and solve."""
-    limits = _LIMITS.get((platform, "solve_pos", np.dtype(dtype).name), ())
-    return max((largest for largest, _ in limits), default=0)
-
-
-def is_fused(platform: Platform, n: int, nrhs: Any, dtype: Any) -> bool:
-    """Whether solve_pos is one kernel for matrices (n, n) and right-hand sides (n, nrhs).
-
-    Any number of right-hand sides, also a symbolic one, has an answer.
-    """
-    return n <= max_fused_n(platform, dtype) and _is_one_kernel(
-        platform, "solve_pos", dtype, n, nrhs
-    )
-
-
-def max_pullback_n(platform: Platform, dtype: Any) -> int:
-    """Largest n for which cholesky_pullback is one kernel."""
-    return _LIMITS[platform, "cholesky_pullback", np.dtype(dtype).name][-1][0]
-
-
-def serves_stored(platform: Platform, operation: str, n: int, nrhs: Any = 1) -> bool:
-    """Whether an operation's kernel takes float16 and bfloat16 as they are.
-
-    Any number of right-hand sides, also a symbolic one, has an answer.
-    """
-    return _is_one_kernel(platform, operation, _STORED[0], n, nrhs)
 
 
 def native_module(platform: Platform) -> ModuleType | None:

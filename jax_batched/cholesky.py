@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _ffi, _lapack
-from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
+from jax_batched import _checks, _lapack
+from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._matrix import adjoint, hermitian_input, matmul, triangle
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
 
@@ -159,17 +159,11 @@ def _first_bad_pivot(a: Array) -> Array:
     return jnp.where(info == 0, n, info)
 
 
-def _takes_dtype(call: Call) -> bool:
-    return not _checks.is_stored(call.dtype) or _ffi.serves_stored(
-        call.platform, call.operation, call.sizes["n"]
-    )
-
-
 cholesky_op = Operation(
     "cholesky",
     Rules(
         signature=lambda params: "(n,n)->(n,n),()",
-        paths=(kernel(_takes_dtype), lax(_lax)),
+        paths=(kernel(), lax(_lax)),
         jvp=_jvp,
         result_dtypes=(None, jnp.int32),
         stored=True,

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_batched import _ffi
-from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
+from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
 from jax_batched._matrix import (
     adjoint,
     hermitian_input,
@@ -109,10 +108,6 @@ def _transpose_to(operation: Callable[[], Operation]) -> Any:
     return transpose
 
 
-def _is_one_kernel(call: Call) -> bool:
-    return bool(call.sizes["n"] <= _ffi.max_pullback_n(call.platform, call.dtype))
-
-
 # Parameters: upper and symmetrize, as of `cholesky_op`, whose factor is the first operand.
 
 # Tangent of a -> tangent of the factor. Without a kernel.
@@ -131,7 +126,7 @@ cholesky_pullback_op: Operation = Operation(
     "cholesky_pullback",
     Rules(
         signature=lambda params: "(n,n),(n,n)->(n,n)",
-        paths=(kernel(_is_one_kernel), composed(_pullback), lax(_pullback, broadcasts=True)),
+        paths=(kernel(), composed(_pullback), lax(_pullback, broadcasts=True)),
         jvp=_jvp_of(lambda: cholesky_pullback_op, _pullback),
         transpose=_transpose_to(lambda: cholesky_pushforward_op),
     ),

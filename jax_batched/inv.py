@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
-from jax_batched._core import Operation, Params, Rules, kernel, lax
+from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
 from jax_batched._matrix import matmul, real_dtype
 from jax_batched.lu import lu_op, solve_with_factors
 
@@ -131,7 +131,7 @@ def _inv_jvp(
     return (x, info), (None if da is None else -matmul(x, matmul(da, x)), None)
 
 
-def _inv_lax(a: Array) -> Sequence[Array]:
+def _inv_by_lu(a: Array) -> Sequence[Array]:
     results = lu_op(a)
     return solve_with_factors(a, results, _identity(a)), results[-1]
 
@@ -187,7 +187,7 @@ def _signed_product(factors: Array, pivots: Array, diagonal: Array) -> Array:
     return jnp.where(odd, -product, product)
 
 
-def _slogdet_lax(a: Array) -> Sequence[Array]:
+def _slogdet_by_lu(a: Array) -> Sequence[Array]:
     factors, pivots, _, _ = lu_op(a)
     diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
     size = jnp.abs(diagonal)
@@ -195,7 +195,7 @@ def _slogdet_lax(a: Array) -> Sequence[Array]:
     return _signed_product(factors, pivots, signs), jnp.sum(jnp.log(size), axis=-1)
 
 
-def _det_lax(a: Array) -> Sequence[Array]:
+def _det_by_lu(a: Array) -> Sequence[Array]:
     factors, pivots, _, _ = lu_op(a)
     return (_signed_product(factors, pivots, jnp.diagonal(factors, axis1=-2, axis2=-1)),)
 
@@ -204,7 +204,7 @@ inv_op = Operation(
     "inv",
     Rules(
         signature=lambda params: "(n,n)->(n,n),()",
-        paths=(kernel(), lax(_inv_lax)),
+        paths=(kernel(), composed(_inv_by_lu), lax(_inv_by_lu)),
         jvp=_inv_jvp,
         result_dtypes=(None, jnp.int32),
     ),
@@ -214,7 +214,7 @@ det_op = Operation(
     "det",
     Rules(
         signature=lambda params: "(n,n)->()",
-        paths=(kernel(), lax(_det_lax)),
+        paths=(kernel(), composed(_det_by_lu), lax(_det_by_lu)),
         jvp=_det_jvp,
     ),
 )
@@ -223,7 +223,7 @@ slogdet_op = Operation(
     "slogdet",
     Rules(
         signature=lambda params: "(n,n)->(),()",
-        paths=(kernel(), lax(_slogdet_lax)),
+        paths=(kernel(), composed(_slogdet_by_lu), lax(_slogdet_by_lu)),
         jvp=_slogdet_jvp,
         result_dtypes=lambda params, data: (data, real_dtype(data)),
     ),

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _ffi
-from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
+from jax_batched import _checks
+from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
 from jax_batched.cho_solve import cho_solve_op
@@ -169,15 +169,11 @@ def _lax(a: Array, b: Array, *, lower: bool, accuracy: str) -> Sequence[Array]:
     return x, info
 
 
-def _is_one_kernel(call: Call) -> bool:
-    return _ffi.is_fused(call.platform, call.sizes["n"], call.sizes["k"], call.dtype)
-
-
 solve_pos_op: Operation = Operation(
     "solve_pos",
     Rules(
         signature=lambda params: "(n,n),(n,k)->(n,k),()",
-        paths=(kernel(_is_one_kernel), composed(_composed), lax(_lax)),
+        paths=(kernel(), composed(_composed), lax(_lax)),
         jvp=_jvp,
         transpose=hermitian_transpose(lambda: solve_pos_op),
         result_dtypes=(None, jnp.int32),
@@ -192,7 +188,7 @@ def _factor_and_solve_general(a: Array, b: Array) -> tuple[Sequence[Array], Arra
     return results, x, jnp.broadcast_to(results[-1], x.shape[:-2])
 
 
-def _general_lax(a: Array, b: Array) -> Sequence[Array]:
+def _general_by_lu(a: Array, b: Array) -> Sequence[Array]:
     """One factorization for all right-hand sides of a matrix."""
     return _factor_and_solve_general(a, b)[1:]
 
@@ -219,7 +215,7 @@ solve_gen_op: Operation = Operation(
     "solve_gen",
     Rules(
         signature=lambda params: "(n,n),(n,k)->(n,k),()",
-        paths=(kernel(), lax(_general_lax, broadcasts=True)),
+        paths=(kernel(), composed(_general_by_lu), lax(_general_by_lu, broadcasts=True)),
         jvp=_general_jvp,
         transpose=_general_transpose,
         result_dtypes=(None, jnp.int32),

@@ -12,7 +12,6 @@ from jax_batched._ffi import force_kernel
 # Around the edges of the kernels; every second one has several right-hand sides.
 SIZES = (1, 3, 4, 8, 9, 16, 17, 32, 33, 64, 65, 96, 97, 130, 200)
 NRHS = (1, 3)
-ON_CPU = jax.default_backend() == "cpu"
 
 
 def in_place(op):
@@ -51,8 +50,7 @@ def test_the_same_bits_in_an_operands_memory(op, kernel, dtype):
         cases += overflowing(dtype, sizes)
     results, taken = donated(op, cases, kernel)
     assert same(results, ops.on_each(plain(op), cases, kernel))
-    if ON_CPU:
-        assert all(taken)
+    assert all(taken)
 
 
 @pytest.mark.parametrize("op", ops.WITH_KERNELS, ids=ops.ids)
@@ -67,7 +65,6 @@ def test_an_operand_that_is_needed_is_kept(op):
     assert ops.same_bits(arrays[-1], operands[-1])
 
 
-@pytest.mark.skipif(not ON_CPU, reason="the kernels of CUDA are not used in place yet")
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
 def test_a_value_that_nothing_else_needs_is_not_copied(op):
     operands = op.operands("float32", batch=(33,), n=9, nrhs=2)

@@ -3,6 +3,7 @@
 import ops
 import pytest
 from families.cholesky import PULLBACK_MAX_N, is_fused
+from families.general import is_one_kernel
 
 from jax_batched import _ffi
 
@@ -21,23 +22,36 @@ def test_sizes_with_kernels(op, dtype):
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
 def test_kernels_of_16_bit_elements(op):
     for n in SIZES:
-        served = _ffi.serves_stored("cuda", op.operation, n)
-        assert served == (n <= op.stored_max_n)
-        assert not (op.takes_b and _ffi.serves_stored("cuda", op.operation, n, 2))
-        assert not _ffi.serves_stored("cpu", op.operation, n)
+        for stored in ops.STORED:
+            served = _ffi.is_one_kernel("cuda", op.operation, stored, n)
+            assert served == (n <= op.stored_max_n)
+            assert not (op.takes_b and _ffi.is_one_kernel("cuda", op.operation, stored, n, 2))
+            assert not _ffi.is_one_kernel("cpu", op.operation, stored, n)
 
 
 @each_dtype
 def test_sizes_of_a_fused_solve(dtype):
     for nrhs in (1, 2, 16, 17, 1000):
         for n in SIZES:
-            assert _ffi.is_fused("cuda", n, nrhs, dtype) == is_fused(dtype, n, nrhs)
+            served = _ffi.is_one_kernel("cuda", "solve_pos", dtype, n, nrhs)
+            assert served == is_fused(dtype, n, nrhs)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_sizes_of_general_systems(dtype):
+    for n in SIZES:
+        assert _ffi.is_one_kernel("cuda", "inv", dtype, n) == is_one_kernel(dtype, n)
+        for nrhs in (1, 16, 17, 1000):
+            served = _ffi.is_one_kernel("cuda", "solve_gen", dtype, n, nrhs)
+            assert served == is_one_kernel(dtype, n, nrhs)
 
 
 @pytest.mark.parametrize("platform", PULLBACK_MAX_N)
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_sizes_of_the_pullback(platform, dtype):
-    assert _ffi.max_pullback_n(platform, dtype) == PULLBACK_MAX_N[platform][dtype]
+    for n in SIZES:
+        served = _ffi.is_one_kernel(platform, "cholesky_pullback", dtype, n)
+        assert served == (n <= PULLBACK_MAX_N[platform][dtype])
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)

@@ -11,11 +11,12 @@ import pytest
 import scipy.linalg
 
 import jax_batched as jb
-from jax_batched._ffi import force_kernel, target_name
+from jax_batched._ffi import cuda_tiers, force_kernel, target_name
 from jax_batched._matrices import MAX_RATIO, general, normal, product_ratio, wide
 
 ON_CPU = jax.default_backend() == "cpu"
-KERNELS = ("", "reference", "lanes", "blocked", "lax") if ON_CPU else ("", "lax")
+OF_CUDA = sorted({tier.kernel for tier in cuda_tiers() if tier.operation == "lu"})
+KERNELS = ("", *(("reference", "lanes", "blocked") if ON_CPU else OF_CUDA), "lax")
 SQUARES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100)
 SHAPES = [(n, n) for n in SQUARES]
 SHAPES += [(1, 4), (4, 1), (3, 7), (7, 3), (8, 40), (40, 8), (33, 31), (31, 70), (70, 33)]
@@ -28,6 +29,19 @@ def matrices(dtype, m, n, batch=BATCH, seed=0):
 
 def run(f, *operands, kernel=""):
     return [np.asarray(x) for x in jax.tree.leaves(ops.compiled(f, *operands, kernel=kernel))]
+
+
+def serves(kernel, dtype, m, n, operations=("lu",)):
+    """Whether a kernel can be forced for these operations and this shape."""
+    if ON_CPU or kernel in ("", "lax"):
+        return True
+    if kernel == "thread" and m != n:
+        return False
+    tiers = [tier for tier in cuda_tiers() if (tier.kernel, tier.dtype) == (kernel, dtype)]
+    return all(
+        any(tier.operation == op and tier.min_n <= max(m, n) <= tier.max_n for tier in tiers)
+        for op in operations
+    )
 
 
 def factors_of(lu):
@@ -62,6 +76,7 @@ def check(a, lu, pivots, permutation, info):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_factors(kernel, dtype):
     shapes = SHAPES if kernel != "lax" else [(3, 3), (9, 9), (7, 3), (3, 7)]  # slow to compile
+    shapes = [shape for shape in shapes if serves(kernel, dtype, *shape)]
     cases = [matrices(dtype, m, n) for m, n in shapes]
     results = ops.on_each(lambda a: jb.lu(a, return_info=True), [(a,) for a in cases], kernel)
     for a, result in zip(cases, results, strict=True):
@@ -102,6 +117,8 @@ def test_pivots_are_lapacks(kernel, dtype):
     """Where entries tie, too: of equal ones the first."""
     rng = np.random.default_rng(3)
     for m, n in ((3, 3), (17, 17), (40, 40), (9, 20), (20, 9)):
+        if not serves(kernel, dtype, m, n):
+            continue
         random = matrices(dtype, m, n, 6)
         integers = rng.integers(-2, 3, (6, m, n)).astype(dtype)
         equal = np.ones((2, m, n), dtype)
@@ -119,6 +136,8 @@ def test_pivots_are_lapacks(kernel, dtype):
 def test_failures(kernel, dtype):
     """A zero pivot, NaN or inf concern their own matrix alone."""
     for n in (2, 3, 9, 33) if kernel != "lax" else (3,):
+        if not serves(kernel, dtype, n, n, ("lu", "inv", "solve_gen", "det", "slogdet")):
+            continue
         a = matrices(dtype, n, n)
         good = a.copy()
         a[3, :, n - 1] = a[3, :, 0]
@@ -157,6 +176,8 @@ def test_failures(kernel, dtype):
 def test_determinants(kernel, dtype):
     tolerance = 3000 * float(jnp.finfo(dtype).eps)
     for n in (1, 2, 3, 4, 7, 16, 33, 65) if kernel != "lax" else (1, 4):
+        if not serves(kernel, dtype, n, n, ("det", "slogdet")):
+            continue
         a = general(np.random.default_rng(n), dtype, (BATCH, n, n)).astype(dtype)
         sign, log = np.linalg.slogdet(wide(a))
         ours, our_log = run(jb.slogdet, a, kernel=kernel)
@@ -168,10 +189,27 @@ def test_determinants(kernel, dtype):
         assert det.dtype == ours.dtype == a.dtype
 
 
-@pytest.mark.skipif(not ON_CPU, reason="kernels of the CPU")
+@pytest.mark.skipif(ON_CPU, reason="kernels of CUDA")
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_kernels_of_cuda_give_the_same_factors(dtype):
+    for m, n in [*SHAPES, (130, 130)]:
+        a = matrices(dtype, m, n)
+        a[::5, :, 0] = 0
+        a[1::5, -1, -1] = np.nan
+        a[3::5] *= np.float32(1e15)
+        kernels = [kernel for kernel in KERNELS[:-1] if serves(kernel, dtype, m, n)]
+        chosen, *others = (
+            run(lambda x: jb.lu(x, return_info=True), a, kernel=kernel) for kernel in kernels
+        )
+        for other in others:
+            assert all(map(ops.same_bits, other, chosen)), (m, n)
+
+
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS[:-1])
 def test_a_determinant_does_not_overflow_on_the_way(kernel, dtype):
+    if not serves(kernel, dtype, 4, 4, ("det", "slogdet")):
+        pytest.skip("serves no determinants")
     form = jnp.finfo(dtype)
     big, small = float(form.max) / 4, 4 * float(form.tiny)
     a = np.stack([np.diag([big, big, small, small]), np.diag([small, small, big, big])])
@@ -289,7 +327,6 @@ def test_batching_and_empty_shapes():
             assert jb.inv(empty).shape == shape
 
 
-@pytest.mark.skipif(not ON_CPU, reason="no kernels for CUDA yet")
 def test_jaxs_own_functions_under_the_override():
     a, b = matrices("float64", 5, 5, 7), matrices("float64", 5, 2, 7, seed=1)
     functions = {

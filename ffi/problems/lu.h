@@ -18,7 +18,6 @@ constexpr int64_t lu_operations(int64_t m, int64_t n) {
 
 struct GeneralProblem : Problem {
   static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = false;
   static constexpr int64_t kMaxN = 512;
 
   MatrixView<Mapped> a;

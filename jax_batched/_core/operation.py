@@ -81,9 +81,16 @@ def _has_kernels(call: Call) -> bool:
     )
 
 
+def _is_one_kernel(call: Call) -> bool:
+    n, nrhs = call.sizes["n"], call.sizes.get("k", 1)
+    return _ffi.is_one_kernel(call.platform, call.operation, call.dtype, n, nrhs)
+
+
 def kernel(serves: Callable[[Call], bool] = lambda call: True) -> Path:
-    """The native kernels, where they are and their limits and the given ones allow."""
-    return Path("kernel", None, lambda call: _has_kernels(call) and serves(call))
+    """One native kernel, where there is one and the given limits allow it."""
+    return Path(
+        "kernel", None, lambda call: _has_kernels(call) and _is_one_kernel(call) and serves(call)
+    )
 
 
 def composed(compute: Callable[..., Sequence[Array]]) -> Path:
@@ -400,8 +407,7 @@ class Operation:
         """The operand that the first result takes the memory of, if any."""
         operand, result = ctx.avals_in[-1], ctx.avals_out[0]
         fits = operand.shape == result.shape and operand.dtype == result.dtype
-        # The kernels of CUDA have not been tried in place yet.
-        taken = params["overwrite"] and fits and platform == "cpu"
+        taken = params["overwrite"] and fits
         return {len(ctx.avals_in) - 1: 0} if taken else {}
 
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:

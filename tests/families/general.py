@@ -11,6 +11,26 @@ import jax_batched as jb
 from jax_batched._matrices import Array, general, normal, solve_ratio, spd
 
 
+# Up to which n a solve is one kernel on CUDA, with 16 right-hand sides or with any number, and so
+# is an inverse.
+ONE_KERNEL = {
+    "float32": (128, 32), "float64": (96, 32), "complex64": (96, 32), "complex128": (64, 16),
+}  # fmt: skip
+
+
+def is_one_kernel(dtype: str, n: int, nrhs: int = 1) -> bool:
+    """Whether a general solve, or an inverse, is one kernel on CUDA."""
+    few, many = ONE_KERNEL[dtype]
+    return n <= (few if nrhs <= 16 else many)
+
+
+def _calls(operation: str) -> Callable[[str, int, int], set[str]]:
+    def calls(dtype: str, n: int, nrhs: int) -> set[str]:
+        return {operation} if is_one_kernel(dtype, n, nrhs) else {"lu", "triangular_solve"}
+
+    return calls
+
+
 class Inverse(Kind):
     """X with M X = I."""
 
@@ -107,8 +127,8 @@ ROWS = [
         matrix=lambda a: a,
         make=general,
         has_info=True,
-        on_cuda=False,
-        calls=lambda dtype, n, nrhs: {"triangular_solve"},
+        calls=_calls("solve_gen"),
+        paths=("lax", "composed"),
         reduced=True,
         usual=True,
     ),
@@ -121,8 +141,8 @@ ROWS = [
         matrix=lambda a: a,
         make=general,
         has_info=True,
-        on_cuda=False,
-        calls=lambda dtype, n, nrhs: {"triangular_solve"},
+        calls=_calls("inv"),
+        paths=("lax", "composed"),
         reduced=True,
         usual=True,
     ),

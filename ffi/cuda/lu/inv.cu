@@ -1,0 +1,10 @@
+#include "ffi/cuda/lu/launch.cuh"
+
+namespace jax_batched::cuda {
+
+template <>
+cudaError_t launch<JAX_BATCHED_SCALAR>(cudaStream_t stream, const InvProblem& p) {
+  return launch_lu<JAX_BATCHED_SCALAR, kInvTable>(stream, p);
+}
+
+}  // namespace jax_batched::cuda
