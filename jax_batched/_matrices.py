@@ -84,6 +84,12 @@ def solve_ratio(eps: float, m: Array, b: Array, x: Array) -> Array:
     return np.asarray(_quotient(residual, bound).max(-1))
 
 
+def inverse_ratio(eps: float, m: Array, x: Array) -> Array:
+    """||I - X M|| / (n eps ||M|| ||X||) of each matrix."""
+    n = m.shape[-1]
+    return _quotient(norm(np.eye(n) - x @ m), n * eps * norm(m) * norm(x))
+
+
 def cho_solve_ratio(eps: float, lower: Array, b: Array, x: Array) -> Array:
     """`solve_ratio` of M = L L^H."""
     return solve_ratio(eps, lower @ adjoint(lower), b, x)

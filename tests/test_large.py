@@ -92,3 +92,28 @@ def test_a_large_batch_of_tiny_matrices(op, needs_memory):
     x = op(*(jnp.asarray(y)[index] for y in few))
     op.check(few, x[:5])
     assert _repeats(x, x[:5])
+
+
+@pytest.mark.parametrize("n", (3, 17))
+def test_more_general_matrices_than_a_grid_has_rows(n, needs_memory):
+    """65,536 and three more."""
+    needs_memory(2)
+    op = ops.BY_NAME["inv"]
+    (few,) = op.operands("float32", batch=(7,), n=n)
+    many = jnp.asarray(few)[jnp.arange(2**16 + 3) % 7]
+    op.check((few,), jb.inv(few))
+    for f in (jb.inv, jb.lu, jb.det, jb.slogdet, lambda a: jb.solve(a, a[..., :1])):
+        for x, first in zip(jax.tree.leaves(f(many)), jax.tree.leaves(f(few)), strict=True):
+            np.testing.assert_allclose(x[:7], first, rtol=1e-5, atol=1e-5)
+            assert _repeats(x, x[:7])
+
+
+def test_determinants_beyond_2_29_numbers(needs_gpu, needs_memory):
+    """1,500,003 matrices of 20 x 20 are 2.24 GiB."""
+    needs_memory(16)
+    (few,) = ops.BY_NAME["inv"].operands("float32", batch=(7,), n=20)
+    many = jnp.asarray(few)[jnp.arange(1_500_003) % 7]
+    for f, numpys in ((jb.det, np.linalg.det), (jb.slogdet, np.linalg.slogdet)):
+        for x, first in zip(jax.tree.leaves(f(many)), jax.tree.leaves(numpys(few)), strict=True):
+            np.testing.assert_allclose(x[:7], first, rtol=1e-4)
+            assert _repeats(x, x[:7])
