@@ -195,9 +195,37 @@ def _slogdet_by_lu(a: Array) -> Sequence[Array]:
     return _signed_product(factors, pivots, signs), jnp.sum(jnp.log(size), axis=-1)
 
 
+def _times_power_of_two(x: Array, exponent: Array) -> Array:
+    """x * 2**exponent by factors that are normal numbers: two halves."""
+    if jnp.iscomplexobj(x):
+        parts = [_times_power_of_two(part, exponent) for part in (jnp.real(x), jnp.imag(x))]
+        return jax.lax.complex(*parts)
+    half = exponent // 2
+    for power in (half, exponent - half):
+        x = jnp.where(x == 0, x, x * jnp.ldexp(jnp.ones((), x.dtype), power))
+    return x
+
+
+def _normalized(x: Array, exponent: Array) -> tuple[Array, Array]:
+    """x 2**exponent with parts of x below 1; zero, inf and NaN stay."""
+    size = jnp.maximum(jnp.abs(jnp.real(x)), jnp.abs(jnp.imag(x)))
+    shift = jnp.where((size > 0) & jnp.isfinite(size), jnp.frexp(size)[1], 0)
+    return _times_power_of_two(x, -shift), exponent + shift
+
+
 def _det_by_lu(a: Array) -> Sequence[Array]:
+    """The product of the pivots in pairs, with exponents of its own: no overflow on the way."""
     factors, pivots, _, _ = lu_op(a)
-    return (_signed_product(factors, pivots, jnp.diagonal(factors, axis1=-2, axis2=-1)),)
+    x = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    x, exponent = _normalized(x, jnp.zeros(x.shape, jnp.int32))
+    while x.shape[-1] > 1:
+        if x.shape[-1] % 2:
+            x = jnp.concatenate([x, jnp.ones_like(x[..., :1])], axis=-1)
+            exponent = jnp.concatenate([exponent, jnp.zeros_like(exponent[..., :1])], axis=-1)
+        pairs = exponent[..., ::2] + exponent[..., 1::2]
+        x, exponent = _normalized(x[..., ::2] * x[..., 1::2], pairs)
+    x = _times_power_of_two(x, jnp.clip(exponent, -3000, 3000))
+    return (_signed_product(factors, pivots, x),)
 
 
 inv_op = Operation(

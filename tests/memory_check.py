@@ -18,8 +18,11 @@ jax.config.update("jax_enable_x64", True)
 
 import ops  # noqa: E402
 import test_cholesky_pullback as test_pullback  # noqa: E402
+import test_lu  # noqa: E402
 import test_residual  # noqa: E402
 
+import jax_batched as jb  # noqa: E402
+from jax_batched._matrices import MAX_RATIO  # noqa: E402
 from jax_batched.cholesky_pullback import cholesky_pullback_op  # noqa: E402
 from jax_batched.residual import residual_op  # noqa: E402
 
@@ -30,7 +33,28 @@ SIZES = {
     "lanes_shared": (3, 9, 16, 17, 23, 32, 33, 48, 49, 50, 57, 64, 81, 100, 128),
     "warp_tensor": (33, 47, 48, 49, 56, 63, 64, 65, 72),
     "warp_shared": (25, 31, 41, 48, 49, 63, 64, 65, 80, 81, 96, 105, 107, 112, 113, 121, 127, 128),
-    "block_shared": (65, 81, 89, 93, 96, 97, 121, 127, 128, 129, 144, 159, 160),
+    "block_shared": (
+        3,
+        17,
+        33,
+        47,
+        50,
+        63,
+        64,
+        65,
+        81,
+        89,
+        93,
+        96,
+        97,
+        121,
+        127,
+        128,
+        129,
+        144,
+        159,
+        160,
+    ),
     "block": (7, 33, 64, 65, 97, 129, 145, 193, 200, 224, 225),
     "warp_streamed": (7, 32, 33, 65, 97, 130, 200, 256, 330, 490),
     "block_rows": (3, 8, 16, 17, 33, 48, 70, 96, 128, 161, 192),
@@ -50,6 +74,10 @@ NRHS = {
 FAST_SIZES = (130, 200)
 
 PULLBACK_SIZES = (1, 3, 8, 13, 16, 31, 32, 33, 50, 64, 77)
+LU_SHAPES = (
+    *((n, n) for n in (1, 2, 3, 5, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 97, 130)),
+    *((3, 7), (7, 3), (5, 40), (40, 5), (33, 31), (70, 33), (31, 70), (130, 40), (150, 270)),
+)
 RESIDUAL_SIZES = (1, 7, 8, 17, 31, 33, 65, 130, 257)
 
 
@@ -82,8 +110,26 @@ def check_pullback(dtype: str, batch: int) -> int:
     return len(test_pullback.FLAGS) * len(PULLBACK_SIZES)
 
 
+def check_lu(dtype: str, batch: int) -> int:
+    """Every kernel of LU and of determinants; the number of calls."""
+    calls = 0
+    for kernel in test_lu.KERNELS[:-1]:
+        for m, n in LU_SHAPES:
+            a = test_lu.matrices(dtype, m, n, batch if max(m, n) <= 100 else 3)
+            if test_lu.serves(kernel, dtype, m, n):
+                ratios = test_lu.checked_ratios(a, *test_lu.run(jb.lu, a, kernel=kernel))
+                assert ratios.max() <= MAX_RATIO
+                calls += 1
+            if m == n and test_lu.serves(kernel, dtype, n, n, ("det", "slogdet")):
+                (det,) = test_lu.run(jb.det, a, kernel=kernel)
+                sign, log = test_lu.run(jb.slogdet, a, kernel=kernel)
+                np.testing.assert_allclose(det, sign * np.exp(log), rtol=0.01)
+                calls += 2
+    return calls
+
+
 # Operations that have tests of their own, not a row of the table.
-OTHERS = {"residual": check_residual, "cholesky_pullback": check_pullback}
+OTHERS = {"lu": check_lu, "residual": check_residual, "cholesky_pullback": check_pullback}
 
 
 def check(op: ops.Op, run: Callable[..., Any], cases: list[Any], kernel: str = "") -> int:

@@ -116,6 +116,8 @@ def test_kernels_give_the_same_bits(dtype):
 def test_pivots_are_lapacks(kernel, dtype):
     """Where entries tie, too: of equal ones the first."""
     rng = np.random.default_rng(3)
+    if kernel == "lax" and not ON_CPU and dtype == "complex128":
+        pytest.skip("cuSOLVER's pivots of complex matrices are others")
     for m, n in ((3, 3), (17, 17), (40, 40), (9, 20), (20, 9)):
         if not serves(kernel, dtype, m, n):
             continue
@@ -206,7 +208,7 @@ def test_kernels_of_cuda_give_the_same_factors(dtype):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS[:-1])
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_determinant_does_not_overflow_on_the_way(kernel, dtype):
     if not serves(kernel, dtype, 4, 4, ("det", "slogdet")):
         pytest.skip("serves no determinants")
@@ -220,6 +222,8 @@ def test_a_determinant_does_not_overflow_on_the_way(kernel, dtype):
     sign, log = run(jb.slogdet, a, kernel=kernel)
     np.testing.assert_array_equal(sign, 1)
     np.testing.assert_allclose(log[2:], 4 * np.log(big), rtol=1e-5)
+    if kernel == "lax":  # the CPU's flushes subnormal numbers
+        return
     tiny = np.full((1, 1, 1), form.smallest_subnormal, dtype)
     assert run(jb.det, tiny, kernel=kernel)[0] == tiny[0, 0, 0]
     np.testing.assert_allclose(
@@ -364,5 +368,5 @@ def test_lineax():
 
 
 def test_forced_kernels_are_named():
-    with force_kernel("warp" if ON_CPU else "lanes"), pytest.raises(jax.errors.JaxRuntimeError):
+    with force_kernel("warp"), pytest.raises(jax.errors.JaxRuntimeError):
         jax.block_until_ready(jb.inv(np.eye(3, dtype=np.float32)))

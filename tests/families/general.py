@@ -10,7 +10,6 @@ from rows import Kind, Op, Solve, hermitian_from, strict_triangle
 import jax_batched as jb
 from jax_batched._matrices import Array, general, normal, solve_ratio, spd
 
-
 # Up to which n a solve is one kernel on CUDA, with 16 right-hand sides or with any number, and so
 # is an inverse.
 ONE_KERNEL = {
