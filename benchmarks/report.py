@@ -38,6 +38,8 @@ SHORT = (8, 16, 32, 64, 96, 128, 256, 512)
 ON_CPU = (4, 8, 16, 32, 64, 128, 256)
 REAL = DTYPES[:2]
 ONE_TRIANGLE = tuple(op for op in USUAL_OPERATIONS if op != "cholesky_symmetrize")
+GENERAL = ("lu", "solve_gen", "inv")
+GENERAL_MEBIBYTES = 256
 EQUAL_MEBIBYTES = 512  # of the rows with PyTorch and `refined_solve`, which have none of 4 GiB
 BATCH = 10_000  # of the published measurements
 FEW = 16  # right-hand sides; more are as many as rows
@@ -185,6 +187,12 @@ def speed_up(file: Path, document: Path) -> Iterator[str]:
 def speed_up_all(file: Path, document: Path) -> Iterator[str]:
     """Speed-up over stock JAX, all operations and dtypes."""
     yield from speed_ups(usual(file), USUAL_OPERATIONS, DTYPES, (4, *SHORT))
+
+
+def general(file: Path, document: Path) -> Iterator[str]:
+    """Time over that of a copy, and speed-up over stock JAX: general systems."""
+    rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
+    yield from markdown([row for row in rows if row["op"] in GENERAL])
 
 
 def pytorch(file: Path, document: Path) -> Iterator[str]:
@@ -354,6 +362,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "pictures": pictures,
     "speed_up": speed_up,
     "speed_up_all": speed_up_all,
+    "general": general,
     "pytorch": pytorch,
     "cores": cores,
     "x_floor": x_floor,

@@ -187,9 +187,14 @@ def _signed_product(factors: Array, pivots: Array, diagonal: Array) -> Array:
     return jnp.where(odd, -product, product)
 
 
+def _finite(pivots: Array) -> Array:
+    """Pivots that are not finite as NaN."""
+    return jnp.where(jnp.isfinite(pivots), pivots, jnp.nan)
+
+
 def _slogdet_by_lu(a: Array) -> Sequence[Array]:
     factors, pivots, _, _ = lu_op(a)
-    diagonal = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    diagonal = _finite(jnp.diagonal(factors, axis1=-2, axis2=-1))
     size = jnp.abs(diagonal)
     signs = diagonal / jnp.where(size == 0, 1, size).astype(diagonal.dtype)
     return _signed_product(factors, pivots, signs), jnp.sum(jnp.log(size), axis=-1)
@@ -200,9 +205,13 @@ def _times_power_of_two(x: Array, exponent: Array) -> Array:
     if jnp.iscomplexobj(x):
         parts = [_times_power_of_two(part, exponent) for part in (jnp.real(x), jnp.imag(x))]
         return jax.lax.complex(*parts)
+    form = jnp.finfo(x.dtype)
+    bits = jnp.dtype(f"int{form.bits}")
     half = exponent // 2
-    for power in (half, exponent - half):
-        x = jnp.where(x == 0, x, x * jnp.ldexp(jnp.ones((), x.dtype), power))
+    for part in (half, exponent - half):
+        biased = jnp.clip(part, form.minexp, form.maxexp - 1).astype(bits) + (form.maxexp - 1)
+        power = jax.lax.bitcast_convert_type(biased << form.nmant, x.dtype)
+        x = jnp.where(x == 0, x, x * power)
     return x
 
 
@@ -216,7 +225,7 @@ def _normalized(x: Array, exponent: Array) -> tuple[Array, Array]:
 def _det_by_lu(a: Array) -> Sequence[Array]:
     """The product of the pivots in pairs, with exponents of its own: no overflow on the way."""
     factors, pivots, _, _ = lu_op(a)
-    x = jnp.diagonal(factors, axis1=-2, axis2=-1)
+    x = _finite(jnp.diagonal(factors, axis1=-2, axis2=-1))
     x, exponent = _normalized(x, jnp.zeros(x.shape, jnp.int32))
     while x.shape[-1] > 1:
         if x.shape[-1] % 2:
@@ -224,8 +233,7 @@ def _det_by_lu(a: Array) -> Sequence[Array]:
             exponent = jnp.concatenate([exponent, jnp.zeros_like(exponent[..., :1])], axis=-1)
         pairs = exponent[..., ::2] + exponent[..., 1::2]
         x, exponent = _normalized(x[..., ::2] * x[..., 1::2], pairs)
-    x = _times_power_of_two(x, jnp.clip(exponent, -3000, 3000))
-    return (_signed_product(factors, pivots, x),)
+    return (_signed_product(factors, pivots, _times_power_of_two(x, exponent)),)
 
 
 inv_op = Operation(

@@ -331,8 +331,11 @@ def test_inverses(op, kernel, dtype):
         batch.check_info(info)
         good = info == 0
         assert np.isnan(x[~good]).all()
+        regular = good & (batch.condition <= 0.1 / batch.eps)
+        # On CUDA elimination goes on above the pivots (docs/numerics.md).
+        good = good if PLATFORM == "cpu" else regular
         batch.check_ratios(op.ratios((batch.a[good],), x[good]), good)
-        good &= batch.condition <= 0.1 / batch.eps
+        good = regular
         batch.check_ratios(inverse_ratio(batch.eps, wide(batch.a[good]), wide(x[good])), good)
 
 

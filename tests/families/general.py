@@ -19,6 +19,8 @@ ONE_KERNEL = {
 
 def is_one_kernel(dtype: str, n: int, nrhs: int = 1) -> bool:
     """Whether a general solve, or an inverse, is one kernel on CUDA."""
+    if dtype not in ONE_KERNEL:  # 16 bits are computed in float32
+        return False
     few, many = ONE_KERNEL[dtype]
     return n <= (few if nrhs <= 16 else many)
 
