@@ -2,7 +2,7 @@
 //
 // The matrix is in shared memory ("block_shared"), or stays where L and U go ("block"). For each
 // panel:
-//   its columns are factored in registers, whole rows in a thread, by the first warp or by all;
+//   its columns are factored in registers, whole rows in a thread, by as many warps as rows need;
 //   its exchanges are made in the other columns, by a thread per column, which then solves
 //     U_12 = L_11^-1 A_12;
 //   A_22 -= L_21 U_12, by tiles in registers.
