@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
+import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
@@ -65,6 +67,11 @@ class SlogdetResult(NamedTuple):
 
     sign: Array
     logabsdet: Array
+
+
+jax.export.register_namedtuple_serialization(
+    SlogdetResult, serialized_name="jax_batched.SlogdetResult"
+)
 
 
 def slogdet(a: ArrayLike) -> SlogdetResult:
@@ -205,8 +212,8 @@ def _times_power_of_two(x: Array, exponent: Array) -> Array:
     if jnp.iscomplexobj(x):
         parts = [_times_power_of_two(part, exponent) for part in (jnp.real(x), jnp.imag(x))]
         return jax.lax.complex(*parts)
-    form = jnp.finfo(x.dtype)
-    bits = jnp.dtype(f"int{form.bits}")
+    form = np.finfo(x.dtype)
+    bits = np.dtype(f"int{form.bits}")
     half = exponent // 2
     for part in (half, exponent - half):
         biased = jnp.clip(part, form.minexp, form.maxexp - 1).astype(bits) + (form.maxexp - 1)

@@ -35,10 +35,11 @@ FAMILIES = [
 ]
 ROWS: list[Op] = [op for family in FAMILIES for op in family.ROWS]
 BY_NAME = {op.name: op for op in ROWS}
-# Public functions by name: of a square matrix, and of a matrix and right-hand sides.
-SQUARE, SOLVERS = (
+# Functions by name: public ones of a square matrix, and of a matrix and right-hand sides; programs
+# of what has no row, which take inv's operands.
+SQUARE, SOLVERS, PROGRAMS = (
     {name: f for family in FAMILIES for name, f in getattr(family, kind, {}).items()}
-    for kind in ("SQUARE", "SOLVERS")
+    for kind in ("SQUARE", "SOLVERS", "PROGRAMS")
 )
 
 TABLE = [op for op in ROWS if not op.composite]

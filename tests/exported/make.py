@@ -26,6 +26,8 @@ ROWS = [
     *ops.of("cho_solve"),
     *ops.of("solve_pos"),
     ops.COMPOSITE[0],
+    ops.BY_NAME["solve_gen"],
+    ops.BY_NAME["inv"],
 ]
 GRADIENTS = [ops.BY_NAME["cholesky-lower-mean"], ops.BY_NAME["cholesky-upper-triangle"]]
 DTYPES = ("float32", "complex128")
@@ -37,6 +39,8 @@ def programs() -> Iterator[tuple[str, ops.Op, Callable[..., Any]]]:
         yield op.name, op, op.with_info if op.can_fail else op
     for op in GRADIENTS:
         yield f"gradient-{op.name}", op, ops.gradient(op)
+    for name, program in ops.PROGRAMS.items():
+        yield name, ops.BY_NAME["inv"], program
 
 
 def main() -> None:

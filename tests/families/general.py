@@ -154,4 +154,6 @@ ROWS = [
     _refined_solve("gen", "ir", assume_a="gen"),
 ]
 SOLVERS = {"solve": jb.solve, "refined_solve": lambda a, b: jb.refined_solve(a, b)[0]}
+# Of a general square matrix, without a row.
+PROGRAMS = {"factors": lambda a: (jb.lu(a), jb.det(a), jb.slogdet(a))}
 SQUARE = {"inv": jb.inv, "solve": lambda a: jb.solve(a, np.ones(a.shape[-1]))}
