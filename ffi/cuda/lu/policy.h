@@ -1,6 +1,7 @@
 // Which kernel serves an operation on LU: data. Sizes of rectangular matrices are the larger ones.
 #pragma once
 
+#include <array>
 #include <iterator>
 #include <type_traits>
 #include <variant>
@@ -83,101 +84,47 @@ inline constexpr Row<LuShape> kLuTable[] = {
 };
 static_assert(names_are_distinct(kLuTable), "give rows that overlap a variant");
 
-inline constexpr Row<LuShape> kSolveGenTable[] = {
-    {DType::kFloat32, 1, 8, LuThreadShape{}},
-    {DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat32, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24}},
-    {DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32}},
-    {DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kFloat32, 65, 96, LuBlockSharedShape{96, 3, 8}},
-    {DType::kFloat32, 97, 128, LuBlockSharedShape{128, 4, 8}},
-
-    {DType::kFloat64, 1, 6, LuThreadShape{}},
-    {DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24}},
-    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32}},
-    {DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kFloat64, 65, 96, LuBlockSharedShape{96, 3, 8}},
-
-    {DType::kComplex64, 1, 6, LuThreadShape{}},
-    {DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kComplex64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
-    {DType::kComplex64, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kComplex64, 65, 96, LuBlockSharedShape{96, 3, 8}},
-
-    {DType::kComplex128, 1, 4, LuThreadShape{}},
-    {DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
-    {DType::kComplex128, 1, 64, LuBlockSharedShape{64, 2, 4}},
+// Of the other operations, which differ in the sizes to which one thread is faster: by dtype.
+struct ThreadSizes {
+  int float32, float64, complex64, complex128;
 };
-static_assert(names_are_distinct(kSolveGenTable), "give rows that overlap a variant");
+constexpr auto table_with(ThreadSizes thread) {
+  using LuRow = Row<LuShape>;
+  return std::array{
+      LuRow{DType::kFloat32, 1, thread.float32, LuThreadShape{}},
+      LuRow{DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
+      LuRow{DType::kFloat32, 9, 16, LuLanesShape{8, 2, 16}},
+      LuRow{DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24}},
+      LuRow{DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32}},
+      LuRow{DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8}},
+      LuRow{DType::kFloat32, 65, 96, LuBlockSharedShape{96, 3, 8}},
+      LuRow{DType::kFloat32, 97, 128, LuBlockSharedShape{128, 4, 8}},
 
-inline constexpr Row<LuShape> kInvTable[] = {
-    {DType::kFloat32, 1, 8, LuThreadShape{}},
-    {DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat32, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24}},
-    {DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32}},
-    {DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kFloat32, 65, 96, LuBlockSharedShape{96, 3, 8}},
-    {DType::kFloat32, 97, 128, LuBlockSharedShape{128, 4, 8}},
+      LuRow{DType::kFloat64, 1, thread.float64, LuThreadShape{}},
+      LuRow{DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
+      LuRow{DType::kFloat64, 9, 16, LuLanesShape{8, 2, 16}},
+      LuRow{DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24}},
+      LuRow{DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32}},
+      LuRow{DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
+      LuRow{DType::kFloat64, 65, 96, LuBlockSharedShape{96, 3, 8}},
 
-    {DType::kFloat64, 1, 6, LuThreadShape{}},
-    {DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24}},
-    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32}},
-    {DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kFloat64, 65, 96, LuBlockSharedShape{96, 3, 8}},
+      LuRow{DType::kComplex64, 1, thread.complex64, LuThreadShape{}},
+      LuRow{DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
+      LuRow{DType::kComplex64, 9, 16, LuLanesShape{8, 2, 16}},
+      LuRow{DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
+      LuRow{DType::kComplex64, 1, 64, LuBlockSharedShape{64, 2, 8}},
+      LuRow{DType::kComplex64, 65, 96, LuBlockSharedShape{96, 3, 8}},
 
-    {DType::kComplex64, 1, 4, LuThreadShape{}},
-    {DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kComplex64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
-    {DType::kComplex64, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kComplex64, 65, 96, LuBlockSharedShape{96, 3, 8}},
-
-    {DType::kComplex128, 1, 3, LuThreadShape{}},
-    {DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
-    {DType::kComplex128, 1, 64, LuBlockSharedShape{64, 2, 4}},
-};
+      LuRow{DType::kComplex128, 1, thread.complex128, LuThreadShape{}},
+      LuRow{DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
+      LuRow{DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
+      LuRow{DType::kComplex128, 1, 64, LuBlockSharedShape{64, 2, 4}},
+  };
+}
+inline constexpr auto kSolveGenTable = table_with({8, 6, 6, 4});
+inline constexpr auto kInvTable = table_with({8, 6, 4, 3});
+inline constexpr auto kDeterminantTable = table_with({8, 8, 6, 4});
 static_assert(names_are_distinct(kInvTable), "give rows that overlap a variant");
-
-inline constexpr Row<LuShape> kDeterminantTable[] = {
-    {DType::kFloat32, 1, 8, LuThreadShape{}},
-    {DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat32, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24}},
-    {DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32}},
-    {DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kFloat32, 65, 96, LuBlockSharedShape{96, 3, 8}},
-    {DType::kFloat32, 97, 128, LuBlockSharedShape{128, 4, 8}},
-
-    {DType::kFloat64, 1, 8, LuThreadShape{}},
-    {DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24}},
-    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32}},
-    {DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kFloat64, 65, 96, LuBlockSharedShape{96, 3, 8}},
-
-    {DType::kComplex64, 1, 6, LuThreadShape{}},
-    {DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kComplex64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
-    {DType::kComplex64, 1, 64, LuBlockSharedShape{64, 2, 8}},
-    {DType::kComplex64, 65, 96, LuBlockSharedShape{96, 3, 8}},
-
-    {DType::kComplex128, 1, 4, LuThreadShape{}},
-    {DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
-    {DType::kComplex128, 1, 64, LuBlockSharedShape{64, 2, 4}},
-};
-static_assert(names_are_distinct(kDeterminantTable), "give rows that overlap a variant");
 
 // Where an operation is one kernel on every GPU: what 99 KB of shared memory hold, the least since
 // sm_80; beyond, L and U are written and substituted with. So they are for many right-hand sides,
