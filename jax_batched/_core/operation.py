@@ -398,17 +398,17 @@ class Operation:
                 return self._lower_partitioned(partitioning, *operands, **params)
         lower = jax.ffi.ffi_lowering(
             _ffi.target_name(self.name),
-            operand_output_aliases=self._aliases(platform, ctx, params),
+            operand_output_aliases=self._aliases(ctx, params),
             extra_attributes=sharding.batch_attributes(ctx, signature),
         )
         return lower(ctx, *operands, kernel=params["kernel"], **_own(params))
 
-    def _aliases(self, platform: _ffi.Platform, ctx: Any, params: Params) -> dict[int, int]:
+    @staticmethod
+    def _aliases(ctx: Any, params: Params) -> dict[int, int]:
         """The operand that the first result takes the memory of, if any."""
         operand, result = ctx.avals_in[-1], ctx.avals_out[0]
         fits = operand.shape == result.shape and operand.dtype == result.dtype
-        taken = params["overwrite"] and fits
-        return {len(ctx.avals_in) - 1: 0} if taken else {}
+        return {len(ctx.avals_in) - 1: 0} if params["overwrite"] and fits else {}
 
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         """The call as one that the partitioner splits along batch dimensions and columns."""

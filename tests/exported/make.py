@@ -19,16 +19,16 @@ import ops  # noqa: E402
 
 import jax_batched as jb  # noqa: E402
 
-ROWS = [
+LISTED = [
     *ops.of("cholesky"),
     ops.BY_NAME["triangular_solve-left-lower"],
     ops.BY_NAME["triangular_solve-T-conj-unit"],
     *ops.of("cho_solve"),
     *ops.of("solve_pos"),
     ops.COMPOSITE[0],
-    ops.BY_NAME["solve_gen"],
-    ops.BY_NAME["inv"],
 ]
+# Of every other operation a row.
+ROWS = [*LISTED, *(op for op in ops.ONE_EACH if op.operation not in {x.operation for x in LISTED})]
 GRADIENTS = [ops.BY_NAME["cholesky-lower-mean"], ops.BY_NAME["cholesky-upper-triangle"]]
 DTYPES = ("float32", "complex128")
 

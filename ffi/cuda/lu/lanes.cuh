@@ -204,6 +204,7 @@ struct LanesLu {
     }
     return found;
   }
+
   __device__ __forceinline__ void step(int k) {
     const Pivot& p = find(k, k, k);
     T l[kRows];

@@ -38,16 +38,10 @@ __device__ __forceinline__ int64_t pivot_key(double size) {
 template <class T>
 using PivotKey = decltype(pivot_key(Real<T>()));
 
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-#define JAX_BATCHED_HAS_REDUX 1
-#else
-#define JAX_BATCHED_HAS_REDUX 0
-#endif
-
 // The largest of a number of each lane, over segments of kLanes lanes.
 template <int kLanes, class Int>
 __device__ __forceinline__ Int largest_of(Int value, int lane) {
-#if JAX_BATCHED_HAS_REDUX
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   if constexpr (kLanes == 32) {
     return __reduce_max_sync(kFullWarp, value);
   } else
@@ -70,14 +64,14 @@ template <int kLanes>
 struct PivotSearch {
   int lane;
 
-  // Whether it is this lane; `key` becomes the largest.
+  // Whether it is this lane, whose key is the largest then; a negative key says that none is.
   __device__ __forceinline__ bool operator()(int32_t& key, int place) const {
     const int32_t own = key;
     key = largest_of<kLanes>(own, lane);
     const bool is_first = own == key && own >= 0;
     return has_ties(is_first) ? is_first & is_first_of_ties(is_first, place) : is_first;
   }
-  // Upper halves first; the rest where these tie, or where warps compare what they found.
+  // Upper halves first; lower ones only where these tie.
   __device__ __forceinline__ bool operator()(int64_t& key, int place) const {
     const auto own = static_cast<int32_t>(key >> 32);
     const auto low = static_cast<uint32_t>(key);
