@@ -51,12 +51,21 @@ def lower_factor(a: jax.Array) -> jax.Array:
     return jax.lax.linalg.cholesky(wide, symmetrize_input=False).astype(a.dtype)
 
 
+@jax.jit
+def tall(a: jax.Array) -> jax.Array:
+    """A half and its opposite below: twice as many rows, and the same pivots."""
+    return jnp.concatenate([a, -a / 2], axis=-2)
+
+
 MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
     "spd": spd,
     "general": general,
     "rhs": rhs,
 }
-DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {"factor": ("spd", lower_factor)}
+DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
+    "factor": ("spd", lower_factor),
+    "tall": ("general", tall),
+}
 
 
 def matrix_bytes(dtype: str, m: int, n: int, batch: int) -> int:

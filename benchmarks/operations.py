@@ -25,6 +25,7 @@ class Operation:
     floor: Callable[[int, int], float]  # (n, nrhs) -> elements moved per system
     ratio: Callable[..., Array]  # (eps, *operands, output) -> LAPACK's ratio per system
     calls: Mapping[str, Callable[..., Any]]  # implementation -> function of the operands
+    rows: Callable[[int], int] = lambda n: n  # of a matrix with n columns
 
     def nrhs(self, wanted: int) -> int:
         """The number of right-hand sides, 0 where the operation has none."""
@@ -74,8 +75,36 @@ def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> 
 
 
 def _lu_ratio(eps: float, a: Array, lu: Array) -> Array:
-    lower = np.tril(lu, -1) + np.eye(a.shape[-1])
-    return product_ratio(eps, np.roll(a, -1, axis=-2), lower @ np.triu(lu))
+    n = a.shape[-1]
+    lower = np.tril(lu, -1) + np.eye(*a.shape[-2:])
+    rolled = np.concatenate([np.roll(a[..., :n, :], -1, axis=-2), a[..., n:, :]], axis=-2)
+    return product_ratio(eps, rolled, lower @ np.triu(lu[..., :n, :]))
+
+
+def _determinant_ratio(eps: float, a: Array, det: Array) -> Array:
+    expected = np.linalg.det(a)
+    return np.abs(det - expected) / (a.shape[-1] * eps * np.abs(expected))
+
+
+def _logarithm_ratio(eps: float, a: Array, log: Array) -> Array:
+    expected = np.linalg.slogdet(a)[1]
+    return np.abs(log - expected) / (a.shape[-1] * eps * np.maximum(1, np.abs(expected)))
+
+
+# Of sum(x^2) / 2 with a x = b: -y x^T, a^T y = x.
+def _general_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> Array:
+    x = np.linalg.solve(a, b)
+    return product_ratio(eps, -np.linalg.solve(a.mT, x) @ x.mT, gradient)
+
+
+# Of sum(x^2) / 2 with x the inverse: -x^T x x^T.
+def _squared_inverse_ratio(eps: float, a: Array, gradient: Array) -> Array:
+    x = np.linalg.inv(a)
+    return product_ratio(eps, -x.mT @ x @ x.mT, gradient)
+
+
+def _transposed_inverse_ratio(eps: float, a: Array, gradient: Array) -> Array:
+    return _inverse_ratio(eps, a.mT, gradient)
 
 
 def _solve_pos(a: Any, b: Any) -> Any:
@@ -180,6 +209,37 @@ OPERATIONS: dict[str, Operation] = {
             "torch": lambda a: torch().linalg.inv_ex(a).inverse,
         },
     ),
+    "lu_tall": Operation(
+        operands=("tall",),
+        floor=lambda n, nrhs: 4 * n * n,
+        ratio=_lu_ratio,
+        calls={
+            "jax_batched": lambda a: jb.lu(a)[0],
+            "jax": lambda a: jax.lax.linalg.lu(a)[0],
+            "torch": lambda a: torch().linalg.lu_factor_ex(a).LU,
+        },
+        rows=lambda n: 2 * n,
+    ),
+    "det": Operation(
+        operands=("general",),
+        floor=lambda n, nrhs: n * n,
+        ratio=_determinant_ratio,
+        calls={
+            "jax_batched": lambda a: jb.det(a),
+            "jax": lambda a: jnp.linalg.det(a),
+            "torch": lambda a: torch().linalg.det(a),
+        },
+    ),
+    "slogdet": Operation(
+        operands=("general",),
+        floor=lambda n, nrhs: n * n,
+        ratio=_logarithm_ratio,
+        calls={
+            "jax_batched": lambda a: jb.slogdet(a)[1],
+            "jax": lambda a: jnp.linalg.slogdet(a)[1],
+            "torch": lambda a: torch().linalg.slogdet(a)[1],
+        },
+    ),
     "grad_logdet": Operation(
         operands=("spd",),
         floor=_factor_floor,
@@ -196,6 +256,33 @@ OPERATIONS: dict[str, Operation] = {
         calls={
             "jax_batched": _squared_solution(_solve_pos),
             "jax": _squared_solution(_jax_solve_pos),
+        },
+    ),
+    "grad_solve_gen": Operation(
+        operands=("general", "rhs"),
+        floor=lambda n, nrhs: 2 * n * n + _other_rhs(n, nrhs),
+        ratio=_general_solution_ratio,
+        calls={
+            "jax_batched": _squared_solution(jb.solve),
+            "jax": _squared_solution(jnp.linalg.solve),
+        },
+    ),
+    "grad_inv": Operation(
+        operands=("general",),
+        floor=_factor_floor,
+        ratio=_squared_inverse_ratio,
+        calls={
+            "jax_batched": jax.grad(lambda a: jnp.sum(jb.inv(a) ** 2) / 2),
+            "jax": jax.grad(lambda a: jnp.sum(jnp.linalg.inv(a) ** 2) / 2),
+        },
+    ),
+    "grad_slogdet": Operation(
+        operands=("general",),
+        floor=_factor_floor,
+        ratio=_transposed_inverse_ratio,
+        calls={
+            "jax_batched": jax.grad(lambda a: jnp.sum(jb.slogdet(a)[1])),
+            "jax": jax.grad(lambda a: jnp.sum(jnp.linalg.slogdet(a)[1])),
         },
     ),
 }

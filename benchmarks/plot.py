@@ -33,6 +33,15 @@ TITLES = {
     "refined_solve": "Refined solve, positive definite",
     "grad_logdet": "Gradient of a log-determinant",
     "grad_solve": "Gradient of a solution",
+    "lu": "LU factorization",
+    "lu_tall": "LU factorization, twice as many rows as columns",
+    "solve_gen": "Solve, general",
+    "inv": "Inverse",
+    "det": "Determinant",
+    "slogdet": "Logarithm of a determinant",
+    "grad_solve_gen": "Gradient of a general solution",
+    "grad_inv": "Gradient of an inverse",
+    "grad_slogdet": "Gradient of the logarithm of a determinant",
 }
 
 

@@ -320,7 +320,7 @@ class Session:
             "op": case.op,
             "impl": name,
             "dtype": case.dtype,
-            "m": case.n,
+            "m": OPERATIONS[case.op].rows(case.n),
             "n": case.n,
             "nrhs": case.nrhs,
             "batch": case.batch,
