@@ -74,7 +74,11 @@ set(scalar_c64 "jax_batched::Complex<float>")
 set(scalar_c128 "jax_batched::Complex<double>")
 set(scalar_f16 "jax_batched::Float16")
 set(scalar_bf16 "jax_batched::BFloat16")
-set(cuda_objects "")
+
+add_library(cuda_clear OBJECT ffi/cuda/clear.cu)
+target_include_directories(cuda_clear PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+target_compile_options(cuda_clear PRIVATE ${cuda_flags})
+set(cuda_objects $<TARGET_OBJECTS:cuda_clear>)
 
 # One object for each element type of a launcher: they compile side by side. A family whose
 # launchers take others than these four says so in its launchers.cmake.

@@ -104,6 +104,37 @@ def right_hand_side(
     return matrix
 
 
+def mask(operation: str, where: ArrayLike | None, batch: Sequence[Any]) -> Array | None:
+    """Which entries of a batch are computed, None: all."""
+    if where is None:
+        return None
+    try:
+        given = jnp.asarray(where)
+    except (TypeError, ValueError) as error:
+        if isinstance(where, jax.Array):
+            raise
+        raise TypeError(
+            f"{operation}: where must be an array of dtype bool, got {described(where)}"
+        ) from error
+    if given.dtype != bool:
+        raise TypeError(f"{operation}: where has dtype {given.dtype.name}; accepted is bool")
+    try:
+        fits = jnp.broadcast_shapes(given.shape, tuple(batch)) == tuple(batch)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"{operation}: where of shape {given.shape} does not broadcast to the batch dimensions "
+            f"{tuple(batch)}"
+        )
+    return given
+
+
+def batch_of(*arrays: Array) -> tuple[Any, ...]:
+    """The common batch dimensions of matrices."""
+    return jnp.broadcast_shapes(*(x.shape[:-2] for x in arrays))
+
+
 def drop_column(x: Array, b: Array, *, left_side: bool = True) -> Array:
     """Inverse of `right_hand_side` on the solution."""
     if jnp.ndim(b) != 1:

@@ -17,7 +17,12 @@ Array = jax.Array
 
 
 def cho_factor(
-    a: ArrayLike, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+    a: ArrayLike,
+    lower: bool = False,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    *,
+    where: ArrayLike | None = None,
 ) -> tuple[Array, bool]:
     """Cholesky factor of each matrix of a batch, for use by `cho_solve`.
 
@@ -30,6 +35,7 @@ def cho_factor(
         with ``a = U^H U``.
       overwrite_a: as in `cholesky`.
       check_finite: without effect, as in `jax.scipy.linalg`.
+      where: as in `cholesky`.
 
     Returns:
       ``(c, lower)``: the factor, with zeros in the other triangle, and `lower`. The factor of a
@@ -48,6 +54,7 @@ def cho_factor(
         upper=not lower,
         symmetrize=False,
         accuracy="ieee",
+        where=_checks.mask("cho_factor", where, matrix.shape[:-2]),
         overwrite=_checks.flag("cho_factor", "overwrite_a", overwrite_a),
     )
     return factor.astype(dtype), lower
@@ -58,6 +65,8 @@ def cho_solve(
     b: ArrayLike,
     overwrite_b: bool = False,
     check_finite: bool = True,
+    *,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Solves ``a x = b`` given the Cholesky factor of each matrix of a batch.
 
@@ -71,6 +80,7 @@ def cho_solve(
         broadcast; a shared factor is never copied.
       overwrite_b: as in `triangular_solve`.
       check_finite: without effect, as in `jax.scipy.linalg`.
+      where: as in `triangular_solve`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
@@ -92,7 +102,8 @@ def cho_solve(
     _checks.square("cho_solve", "c", factor)
     columns = _checks.right_hand_side("cho_solve", factor, rhs, name="c")
     overwrite = _checks.flag("cho_solve", "overwrite_b", overwrite_b)
-    (x,) = cho_solve_op(factor, columns, lower=lower, overwrite=overwrite)
+    wanted = _checks.mask("cho_solve", where, _checks.batch_of(factor, columns))
+    (x,) = cho_solve_op(factor, columns, lower=lower, where=wanted, overwrite=overwrite)
     return _checks.drop_column(x, rhs).astype(dtype)
 
 

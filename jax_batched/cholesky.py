@@ -23,6 +23,7 @@ def cholesky(
     symmetrize_input: bool = ...,
     accuracy: str = ...,
     overwrite_a: bool = ...,
+    where: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -35,6 +36,7 @@ def cholesky(
     symmetrize_input: bool = ...,
     accuracy: str = ...,
     overwrite_a: bool = ...,
+    where: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -47,6 +49,7 @@ def cholesky(
     symmetrize_input: bool = ...,
     accuracy: str = ...,
     overwrite_a: bool = ...,
+    where: ArrayLike | None = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -58,6 +61,7 @@ def cholesky(
     symmetrize_input: bool = True,
     accuracy: str = "ieee",
     overwrite_a: bool = False,
+    where: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Cholesky factor of each Hermitian positive definite matrix of a batch.
@@ -77,6 +81,8 @@ def cholesky(
         on); the residual stays within three times that of ``"ieee"``.
       overwrite_a: the factor may take a's memory. Inside `jax.jit`, with a donated a or one that
         nothing else needs, no fresh memory is touched; otherwise XLA copies a first.
+      where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the factor
+        is zero, ``info`` is -1 and a counts for nothing. Neighbours that are all False cost little.
       return_info: also return ``info``.
 
     Returns:
@@ -85,8 +91,9 @@ def cholesky(
       whose pivot is not positive. The triangle of such a matrix is NaN; no other is affected.
 
     Raises:
-      TypeError: a is no array or has another dtype; a flag is not True or False.
-      ValueError: a is not a batch of square matrices, or accuracy is another word.
+      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
+      ValueError: a is not a batch of square matrices, accuracy is another word, or where has
+        another shape.
 
     The derivative is that of the function computed: symmetric with symmetrize_input, otherwise zero
     in the triangle that is not read. A failed matrix has NaN derivatives, alone.
@@ -102,6 +109,7 @@ def cholesky(
         upper=_checks.flag("cholesky", "upper", upper),
         symmetrize=_checks.flag("cholesky", "symmetrize_input", symmetrize_input),
         accuracy=_checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES),
+        where=_checks.mask("cholesky", where, matrix.shape[:-2]),
         overwrite=_checks.flag("cholesky", "overwrite_a", overwrite_a),
     )
     return (factor, info) if _checks.flag("cholesky", "return_info", return_info) else factor

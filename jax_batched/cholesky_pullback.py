@@ -23,7 +23,7 @@ from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
 
-_LOWER = {"lower": True, "unit_diagonal": False}
+_LOWER: dict[str, Any] = {"lower": True, "unit_diagonal": False}
 
 # What a cotangent next to overflow is multiplied with, as in the kernels.
 _SMALL = 2.0**-32

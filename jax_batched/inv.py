@@ -18,23 +18,41 @@ Array = jax.Array
 
 
 @overload
-def inv(a: ArrayLike, *, overwrite_a: bool = ..., return_info: Literal[False] = ...) -> Array: ...
+def inv(
+    a: ArrayLike,
+    *,
+    overwrite_a: bool = ...,
+    where: ArrayLike | None = ...,
+    return_info: Literal[False] = ...,
+) -> Array: ...
 
 
 @overload
 def inv(
-    a: ArrayLike, *, overwrite_a: bool = ..., return_info: Literal[True]
+    a: ArrayLike,
+    *,
+    overwrite_a: bool = ...,
+    where: ArrayLike | None = ...,
+    return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
 
 @overload
 def inv(
-    a: ArrayLike, *, overwrite_a: bool = ..., return_info: bool
+    a: ArrayLike,
+    *,
+    overwrite_a: bool = ...,
+    where: ArrayLike | None = ...,
+    return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
 
 def inv(
-    a: ArrayLike, *, overwrite_a: bool = False, return_info: bool = False
+    a: ArrayLike,
+    *,
+    overwrite_a: bool = False,
+    where: ArrayLike | None = None,
+    return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Inverse of each matrix of a batch.
 
@@ -42,7 +60,7 @@ def inv(
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
-      overwrite_a: as in `cholesky`.
+      overwrite_a, where: as in `cholesky`.
       return_info: also return ``info``.
 
     Returns:
@@ -50,14 +68,18 @@ def inv(
       the inverse of a matrix whose info is not 0 is NaN; no other is affected.
 
     Raises:
-      TypeError: a is no array or has another dtype; a flag is not True or False.
-      ValueError: a is not a batch of square matrices.
+      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
+      ValueError: a is not a batch of square matrices, or where has another shape.
 
     The derivative reuses the inverse. Algorithm: see `lu`.
     """
     (matrix,), dtype = _checks.operands("inv", a=a)
     _checks.square("inv", "a", matrix)
-    inverse, info = inv_op(matrix, overwrite=_checks.flag("inv", "overwrite_a", overwrite_a))
+    inverse, info = inv_op(
+        matrix,
+        where=_checks.mask("inv", where, matrix.shape[:-2]),
+        overwrite=_checks.flag("inv", "overwrite_a", overwrite_a),
+    )
     inverse = inverse.astype(dtype)
     return (inverse, info) if _checks.flag("inv", "return_info", return_info) else inverse
 
@@ -74,13 +96,15 @@ jax.export.register_namedtuple_serialization(
 )
 
 
-def slogdet(a: ArrayLike) -> SlogdetResult:
+def slogdet(a: ArrayLike, *, where: ArrayLike | None = None) -> SlogdetResult:
     """Sign and logarithm of the absolute value of the determinant of each matrix of a batch.
 
     The signature of `jax.numpy.linalg.slogdet`, without its `method`.
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
+      where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
+        are zero, and a counts for nothing.
 
     Returns:
       ``(sign, logabsdet)`` of shape ``(...)``: the sign, of a's dtype, is 1 or -1, for complex
@@ -88,40 +112,42 @@ def slogdet(a: ArrayLike) -> SlogdetResult:
       and ``-inf``.
 
     Raises:
-      TypeError: a is no array or has another dtype.
-      ValueError: a is not a batch of square matrices.
+      TypeError: a is no array or has another dtype; where is not bool.
+      ValueError: a is not a batch of square matrices, or where has another shape.
 
     The derivative costs one factorization and the solve with its factors. That of a matrix with a
     zero pivot is NaN, alone. Algorithm: see `lu`.
     """
     (matrix,), dtype = _checks.operands("slogdet", a=a)
     _checks.square("slogdet", "a", matrix)
-    sign, log = slogdet_op(matrix)
+    sign, log = slogdet_op(matrix, where=_checks.mask("slogdet", where, matrix.shape[:-2]))
     return SlogdetResult(sign.astype(dtype), log.astype(real_dtype(dtype)))
 
 
-def det(a: ArrayLike) -> Array:
+def det(a: ArrayLike, *, where: ArrayLike | None = None) -> Array:
     """Determinant of each matrix of a batch.
 
     The signature of `jax.numpy.linalg.det`.
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
+      where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
+        are zero, and a counts for nothing.
 
     Returns:
       The determinant, of shape ``(...)`` and a's dtype. It is exactly 0 where a pivot is, and
       overflows or underflows only where it does not fit the dtype itself.
 
     Raises:
-      TypeError: a is no array or has another dtype.
-      ValueError: a is not a batch of square matrices.
+      TypeError: a is no array or has another dtype; where is not bool.
+      ValueError: a is not a batch of square matrices, or where has another shape.
 
     The derivative costs one factorization and the solve with its factors; that of a matrix with a
     zero pivot is `jax.numpy.linalg.det`'s. Algorithm: see `lu`.
     """
     (matrix,), dtype = _checks.operands("det", a=a)
     _checks.square("det", "a", matrix)
-    (determinant,) = det_op(matrix)
+    (determinant,) = det_op(matrix, where=_checks.mask("det", where, matrix.shape[:-2]))
     return determinant.astype(dtype)
 
 
@@ -162,7 +188,8 @@ def _slogdet_jvp(
     trace = _trace_of_product(_inverse(a), da)
     if not jnp.iscomplexobj(a):
         return (sign, log), (None, trace)
-    return (sign, log), (sign * 1j * jnp.imag(trace), jnp.real(trace))
+    turn = jnp.imag(trace)
+    return (sign, log), (sign * jax.lax.complex(jnp.zeros_like(turn), turn), jnp.real(trace))
 
 
 def _det_jvp(
@@ -188,7 +215,7 @@ def _det_jvp(
 
 def _signed_product(factors: Array, pivots: Array, diagonal: Array) -> Array:
     """The product of numbers on the diagonal, negated for an odd number of exchanges."""
-    places = jnp.arange(factors.shape[-1], dtype=pivots.dtype)
+    places = jax.lax.broadcasted_iota(pivots.dtype, pivots.shape, pivots.ndim - 1)
     odd = jnp.sum(pivots != places, axis=-1) % 2 == 1
     product = jnp.prod(diagonal, axis=-1)
     return jnp.where(odd, -product, product)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _ffi, _lapack
-from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
+from jax_batched._core import Call, Operation, Params, Rules, kernel, lax, mask
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import at_least
 from jax_batched._matrix import matmul, take_rows, triangle
@@ -18,21 +18,25 @@ Array = jax.Array
 
 
 @overload
-def lu(a: ArrayLike, *, return_info: Literal[False] = ...) -> tuple[Array, Array, Array]: ...
-
-
-@overload
-def lu(a: ArrayLike, *, return_info: Literal[True]) -> tuple[Array, Array, Array, Array]: ...
+def lu(
+    a: ArrayLike, *, where: ArrayLike | None = ..., return_info: Literal[False] = ...
+) -> tuple[Array, Array, Array]: ...
 
 
 @overload
 def lu(
-    a: ArrayLike, *, return_info: bool
+    a: ArrayLike, *, where: ArrayLike | None = ..., return_info: Literal[True]
+) -> tuple[Array, Array, Array, Array]: ...
+
+
+@overload
+def lu(
+    a: ArrayLike, *, where: ArrayLike | None = ..., return_info: bool
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]: ...
 
 
 def lu(
-    a: ArrayLike, *, return_info: bool = False
+    a: ArrayLike, *, where: ArrayLike | None = None, return_info: bool = False
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
     """LU factorization with partial pivoting of each matrix of a batch.
 
@@ -40,6 +44,7 @@ def lu(
 
     Args:
       a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128.
+      where: as in `cholesky`; pivots and permutation are zero, too.
       return_info: also return ``info``.
 
     Returns:
@@ -50,8 +55,9 @@ def lu(
       pivot that is zero or not finite.
 
     Raises:
-      TypeError: a is no array or has another dtype; return_info is not True or False.
-      ValueError: a is not a batch of matrices.
+      TypeError: a is no array or has another dtype; return_info is not True or False; where is not
+        bool.
+      ValueError: a is not a batch of matrices, or where has another shape.
 
     The pivot is LAPACK's: the largest ``|re| + |im|`` of its column, of equal ones the first. A
     zero pivot leaves its column of L as it is, zero. Derivatives are those of L and U for the
@@ -64,15 +70,22 @@ def lu(
     """
     (matrix,), dtype = _checks.operands("lu", a=a)
     _checks.matrix("lu", "a", matrix)
-    factors, pivots, permutation, info = lu_op(matrix)
+    wanted = _checks.mask("lu", where, matrix.shape[:-2])
+    factors, pivots, permutation, info = lu_op(matrix, where=wanted)
     if 0 in matrix.shape[-2:]:
         permutation = permutation + jnp.arange(matrix.shape[-2], dtype=jnp.int32)
+        if wanted is not None:
+            permutation = jnp.where(wanted[..., None], permutation, 0)
     results = (factors.astype(dtype), pivots, permutation)
     return (*results, info) if _checks.flag("lu", "return_info", return_info) else results
 
 
 def lu_factor(
-    a: ArrayLike, overwrite_a: bool = False, check_finite: bool = True
+    a: ArrayLike,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    *,
+    where: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
     """LU factorization of each matrix of a batch, for use by `lu_solve`.
 
@@ -82,19 +95,22 @@ def lu_factor(
       a: matrices of shape ``(..., m, n)``, dtypes as in `lu`.
       overwrite_a: as in `cholesky`.
       check_finite: without effect, as in `jax.scipy.linalg`.
+      where: as in `lu`.
 
     Returns:
       ``(lu, pivots)`` as in `lu`.
 
     Raises:
-      TypeError: a is no array or has another dtype; overwrite_a is not True or False.
-      ValueError: a is not a batch of matrices.
+      TypeError: a is no array or has another dtype; overwrite_a is not True or False; where is not
+        bool.
+      ValueError: a is not a batch of matrices, or where has another shape.
     """
     del check_finite
     (matrix,), dtype = _checks.operands("lu_factor", a=a)
     _checks.matrix("lu_factor", "a", matrix)
     overwrite = _checks.flag("lu_factor", "overwrite_a", overwrite_a)
-    factors, pivots, _, _ = lu_op(matrix, overwrite=overwrite)
+    wanted = _checks.mask("lu_factor", where, matrix.shape[:-2])
+    factors, pivots, _, _ = lu_op(matrix, where=wanted, overwrite=overwrite)
     return factors.astype(dtype), pivots
 
 
@@ -104,6 +120,8 @@ def lu_solve(
     trans: int = 0,
     overwrite_b: bool = False,
     check_finite: bool = True,
+    *,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` given the LU factorization of each matrix of a batch.
 
@@ -115,6 +133,7 @@ def lu_solve(
         broadcast.
       trans: op is 0: a; 1: its transpose; 2: its conjugate transpose.
       overwrite_b, check_finite: without effect, as in `jax.scipy.linalg`.
+      where: as in `triangular_solve`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal of U gives inf or
@@ -144,7 +163,8 @@ def lu_solve(
     columns = _checks.right_hand_side("lu_solve", matrix, rhs, name="lu")
     n = matrix.shape[-1]
     rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), n)
-    x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
+    with mask.only(_checks.mask("lu_solve", where, _checks.batch_of(matrix, columns))):
+        x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
     return _checks.drop_column(x, rhs).astype(dtype)
 
 
@@ -191,10 +211,11 @@ def _jvp(
     dtype = factors.dtype
     lower, upper = jnp.zeros((*a.shape[:-2], m, m), dtype), jnp.zeros((*a.shape[:-2], n, n), dtype)
     lower = lower.at[..., :, :k].set(triangle(factors[..., :, :k], upper=False, strict=True))
-    lower = lower + jnp.eye(m, dtype=dtype)
+    lower = jnp.where(jnp.eye(m, dtype=bool), jnp.ones_like(lower), lower)
     upper = upper.at[..., :k, :].set(triangle(factors[..., :k, :], upper=True))
-    upper = upper + jnp.diag((jnp.arange(n) >= k).astype(dtype))
-    flags = {"transpose_a": False, "conjugate_a": False}
+    beyond = jnp.diag(jnp.arange(n) >= k)
+    upper = jnp.where(beyond, jnp.ones_like(upper), upper)
+    flags: dict[str, Any] = {"transpose_a": False, "conjugate_a": False}
     x = take_rows(da, permutation)
     (x,) = triangular_solve_op(lower, x, left_side=True, lower=True, unit_diagonal=True, **flags)
     (x,) = triangular_solve_op(upper, x, left_side=False, lower=False, unit_diagonal=False, **flags)

@@ -63,6 +63,7 @@ def refined_solve(
     max_steps: int | None = None,
     tol: float | None = None,
     fallback: bool = True,
+    where: ArrayLike | None = None,
 ) -> tuple[Array, RefinementInfo]:
     """Solves ``a x = b`` for each matrix of a batch with a low-precision factor and refinement.
 
@@ -77,7 +78,7 @@ def refined_solve(
       b: right-hand sides of shape ``(..., n, k)``, or one vector ``(n,)``. Batch dimensions
         broadcast.
       assume_a: ``"pos"``: a is Hermitian positive definite. ``"gen"``: any matrix, by LU with
-        partial pivoting (JAX's own).
+        partial pivoting.
       lower: with ``"pos"``, read a's lower triangle; otherwise its upper one. The other triangle
         may hold anything.
       factor_dtype: precision of the factor: for float64 data float32 (the default), float16,
@@ -94,6 +95,8 @@ def refined_solve(
         solution gains digits by that.
       fallback: solve what did not converge again, with a factor in the data's dtype. Where all
         converge, nothing is computed for it.
+      where: as in `triangular_solve`. Where it is False the information is zero too, but ``info``
+        is -1.
 
     Returns:
       ``(x, info)``: x of b's shape with the broadcast batch dimensions, and a `RefinementInfo`. x
@@ -104,7 +107,7 @@ def refined_solve(
 
     Raises:
       TypeError: an operand is no array or has another dtype, or factor_dtype does not go with it; a
-        flag is not True or False.
+        flag is not True or False; where is not bool.
       ValueError: shapes do not fit, or an option is not one of those accepted.
 
     Derivatives are those of the solution, ``a dx = db - da x``, forward and reverse, each by a
@@ -139,8 +142,9 @@ def refined_solve(
         "fallback": _checks.flag("refined_solve", "fallback", fallback),
     }
     low = _factor_dtype(factor_dtype, matrix.dtype)
-    factors = low_factor_op(matrix, triangle=options["triangle"], dtype=low)
-    x, *of_columns, info = refine_op(matrix, *factors, columns, **options)
+    wanted = _checks.mask("refined_solve", where, _checks.batch_of(matrix, columns))
+    factors = low_factor_op(matrix, triangle=options["triangle"], dtype=low, where=wanted)
+    x, *of_columns, info = refine_op(matrix, *factors, columns, where=wanted, **options)
     return _checks.drop_column(x, rhs), _per_matrix(*of_columns, info, empty=n == 0)
 
 
@@ -150,7 +154,7 @@ def _per_matrix(
 ) -> RefinementInfo:
     """What became of all right-hand sides of a matrix, of which there may be none."""
     return RefinementInfo(
-        converged=jnp.ones_like(info, dtype=bool) if empty else converged.all(-1),
+        converged=(info >= 0) & (True if empty else converged.all(-1)),
         steps=steps.max(-1, initial=0),
         backward_error=error.max(-1, initial=0),
         info=info,

@@ -30,6 +30,7 @@ def solve(
     assume_a: str = ...,
     *,
     accuracy: str = ...,
+    where: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -46,6 +47,7 @@ def solve(
     assume_a: str = ...,
     *,
     accuracy: str = ...,
+    where: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -62,6 +64,7 @@ def solve(
     assume_a: str = ...,
     *,
     accuracy: str = ...,
+    where: ArrayLike | None = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -77,6 +80,7 @@ def solve(
     assume_a: str = "gen",
     *,
     accuracy: str = "ieee",
+    where: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Solves ``a x = b`` for each matrix of a batch.
@@ -98,6 +102,7 @@ def solve(
         ``"her"``, ``"sym"``: a is Hermitian, or symmetric (of complex numbers too); the matrix that
         its triangle stands for, by the same LU.
       accuracy: of ``"pos"``, as in `cholesky`.
+      where: as in `triangular_solve`; ``info`` is -1 where it is False.
       return_info: also return ``info``.
 
     Returns:
@@ -108,7 +113,8 @@ def solve(
       other is affected.
 
     Raises:
-      TypeError: an operand is no array or has another dtype; a flag is not True or False.
+      TypeError: an operand is no array or has another dtype; a flag is not True or False; where is
+        not bool.
       ValueError: shapes do not fit, or an option is another word.
 
     The derivative reuses the factor: value and gradient cost one factorization. Derivatives are
@@ -121,18 +127,21 @@ def solve(
     _checks.option("solve", "assume_a", assume_a, ("gen", "pos", "her", "sym"))
     _checks.option("solve", "accuracy", accuracy, _checks.ACCURACIES)
     lower = _checks.flag("solve", "lower", lower)
-    overwrite = _checks.flag("solve", "overwrite_b", overwrite_b)
     (matrix, rhs), dtype = _checks.operands("solve", keep_stored=assume_a == "pos", a=a, b=b)
     _checks.square("solve", "a", matrix)
     columns = _checks.right_hand_side("solve", matrix, rhs)
+    which: dict[str, Any] = {
+        "where": _checks.mask("solve", where, _checks.batch_of(matrix, columns)),
+        "overwrite": _checks.flag("solve", "overwrite_b", overwrite_b),
+    }
     if assume_a == "pos":
-        x, info = solve_pos_op(matrix, columns, lower=lower, accuracy=accuracy, overwrite=overwrite)
+        x, info = solve_pos_op(matrix, columns, lower=lower, accuracy=accuracy, **which)
     else:
         if assume_a == "her":
             matrix = hermitian_from_triangle(matrix, upper=not lower)
         elif assume_a == "sym":
             matrix = symmetric_from_triangle(matrix, upper=not lower)
-        x, info = solve_gen_op(matrix, columns, overwrite=overwrite)
+        x, info = solve_gen_op(matrix, columns, **which)
     x = _checks.drop_column(x, rhs).astype(dtype)
     return (x, info) if _checks.flag("solve", "return_info", return_info) else x
 

@@ -25,6 +25,7 @@ def triangular_solve(
     conjugate_a: bool = False,
     unit_diagonal: bool = False,
     overwrite_b: bool = False,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` or ``x op(a) = b`` for each triangular matrix of a batch.
 
@@ -42,13 +43,16 @@ def triangular_solve(
       unit_diagonal: a's diagonal is taken as ones and not read.
       overwrite_b: x may take b's memory. Inside `jax.jit`, with a donated b or one that
         nothing else needs, no fresh memory is touched; otherwise XLA copies b first.
+      where: bool, of a shape that broadcasts to the batch dimensions of x. Where it is False x is
+        zero, and a and b count for nothing. Neighbours that are all False cost little.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN
       in its own system only.
 
     Raises:
-      TypeError: an operand is no array or has another dtype; a flag is not True or False.
+      TypeError: an operand is no array or has another dtype; a flag is not True or False;
+        where is not bool.
       ValueError: shapes do not fit.
 
     Derivatives are zero in the triangle that is not read, and on a unit diagonal.
@@ -66,6 +70,7 @@ def triangular_solve(
         transpose_a=_checks.flag("triangular_solve", "transpose_a", transpose_a),
         conjugate_a=conjugate_a and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("triangular_solve", "unit_diagonal", unit_diagonal),
+        where=_checks.mask("triangular_solve", where, _checks.batch_of(matrix, columns)),
         overwrite=_checks.flag("triangular_solve", "overwrite_b", overwrite_b),
     )
     return _checks.drop_column(x, rhs, left_side=left_side).astype(dtype)
@@ -80,6 +85,8 @@ def solve_triangular(
     overwrite_b: bool = False,
     debug: Any = None,
     check_finite: bool = True,
+    *,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` for each triangular matrix of a batch.
 
@@ -94,12 +101,14 @@ def solve_triangular(
       unit_diagonal: a's diagonal is taken as ones and not read.
       overwrite_b: as in `triangular_solve`.
       debug, check_finite: without effect, as in `jax.scipy.linalg`.
+      where: as in `triangular_solve`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
 
     Raises:
-      TypeError: an operand is no array or has another dtype; a flag is not True or False.
+      TypeError: an operand is no array or has another dtype; a flag is not True or False;
+        where is not bool.
       ValueError: shapes do not fit, or trans is something else.
     """
     del debug, check_finite
@@ -115,6 +124,7 @@ def solve_triangular(
         transpose_a=trans not in (0, "N"),
         conjugate_a=trans in (2, "C") and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("solve_triangular", "unit_diagonal", unit_diagonal),
+        where=_checks.mask("solve_triangular", where, _checks.batch_of(matrix, columns)),
         overwrite=_checks.flag("solve_triangular", "overwrite_b", overwrite_b),
     )
     return _checks.drop_column(x, rhs).astype(dtype)

@@ -82,6 +82,8 @@ def serves(op: Op, kernel: str, dtype: Any, n: int, nrhs: int = 1) -> bool:
     if _ON_CPU:
         return True
     nrhs = nrhs if op.takes_b else 1
+    if nrhs > op.max_nrhs.get(kernel, nrhs):
+        return False
     name = np.dtype(dtype).name
     called = op.kernels_called(name, n, nrhs)
     if name in STORED:  # beyond their range they are cast to float32 and back

@@ -6,7 +6,7 @@ complex128. Its kind says what follows: the result by NumPy, LAPACK's ratios, ze
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -100,6 +100,7 @@ class Op:
       stored_max_n: the largest for which kernels on CUDA take 16-bit elements, with one
         right-hand side if any.
       calls: the operations whose kernels a call on CUDA comes to, from (dtype, n, nrhs).
+      max_nrhs: the most right-hand sides that a kernel of CUDA takes, where it does not take any.
       paths: ways without a kernel that can be forced, see `force_kernel`.
       reduced: stands for others where every row would take too long.
       usual: stands for its kernel where even that would.
@@ -123,6 +124,7 @@ class Op:
     max_n: int = 512
     stored_max_n: int = 0
     calls: Callable[[str, int, int], set[str]] | None = None
+    max_nrhs: Mapping[str, int] = dataclasses.field(default_factory=dict)
     paths: tuple[str, ...] = ("lax",)
     reduced: bool = False
     usual: bool = False

@@ -4,6 +4,7 @@ table on kernels and on the `lax` path."""
 import contextlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import ops
 import pytest
@@ -53,6 +54,28 @@ def test_strict_promotion(op, kernel, setting, value):
         assert _program(op, calls, kernel) == expected
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    (("jax_numpy_rank_promotion", "raise"), ("jax_numpy_dtype_promotion", "strict")),
+    ids=("ranks", "dtypes"),
+)
+@pytest.mark.parametrize("kernel", ("", "lax"), ids=("kernel", "lax"))
+@pytest.mark.parametrize("program", ops.PROGRAMS.values(), ids=ops.PROGRAMS)
+def test_strict_promotion_in_programs(program, kernel, setting, value):
+    """The same of what has no row, and of both with a mask."""
+
+    def values(a):
+        leaves = jax.tree.leaves(program(a))
+        return sum(jnp.sum(jnp.real(x)) for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact))
+
+    for dtype in ops.DTYPES:
+        (a,) = ops.BY_NAME["inv"].operands(dtype, batch=(2,), n=3)
+        with ops.force_kernel(kernel), _setting(setting, value):
+            jax.jit(jax.value_and_grad(values)).lower(a)
+            jax.jit(lambda a: jb.inv(a, where=jnp.array([True, False]))).lower(a)
+            jax.jit(lambda a: jb.det(a, where=jnp.array([True, False]))).lower(a)
+
+
 def test_strict_promotion_beyond_the_kernels():
     with _setting("jax_numpy_rank_promotion", "raise"):
         factor, info = jb.cholesky(np.eye(513, dtype=np.float32)[None], return_info=True)
@@ -64,7 +87,9 @@ def test_strict_promotion_beyond_the_kernels():
 def test_no_implicit_transfer(op):
     """Outside jit, nothing but the operands is moved to the device."""
     x = jax.device_put(op.operands("complex64", batch=(2,), n=4, nrhs=2))
+    some = jax.device_put(np.array([True, False]))
     with jax.transfer_guard("disallow"):
         op(*x)
         if op.has_info:
             op.with_info(*x)
+        op.function(*x, **op.options, where=some)

@@ -34,3 +34,9 @@ def in_the_words_of_scipy(a: jax.Array, b: jax.Array) -> None:
     factor = jb.cho_factor(a, True, overwrite_a=False)
     assert_type(factor, tuple[jax.Array, bool])
     assert_type(jb.cho_solve(factor, b, False, True), jax.Array)
+
+
+def with_a_mask(a: jax.Array, b: jax.Array, where: jax.Array) -> None:
+    assert_type(jb.cholesky(a, where=where), jax.Array)
+    assert_type(jb.solve(a, b, where=where, return_info=True), Pair)
+    assert_type(jb.inv(a, where=None), jax.Array)

@@ -32,9 +32,16 @@ class CallReader {
     p.dtype = dtype_of(first_.dtype, P::kTakesStored);
     p.batch = first_.batch_count();
     p.kernel = attribute<std::string_view>("kernel");
+    if (next_operand_ < args_.size()) {  // the mask, if there is one, comes last
+      const Array where = next_operand("where", 0);
+      check_dtype("where", where, ffi::DataType::PRED);
+      p.where = view("where", where);
+    }
     return p;
   }
   const ffi::Error& error() const { return error_; }
+  // What has been read of them.
+  const Results& results() const { return read_results_; }
 
   template <class Rows, class Columns>
   MatrixView<Packed> result(const char* name, Rows& rows, Columns& columns) {
@@ -57,7 +64,11 @@ class CallReader {
     return packed(view(name, array));
   }
   // An integer of each matrix, and `size` of them.
-  int32_t* info() { return integers("info", next_result("info", 0)); }
+  int32_t* info() {
+    const Array array = next_result("info", 0);
+    read_results_.result[read_results_.count - 1].is_info = true;
+    return integers("info", array);
+  }
   int32_t* integers(const char* name, int64_t size) {
     const Array array = next_result(name, 1);
     if (array.core(0) != size) {
@@ -147,7 +158,14 @@ class CallReader {
   }
   Array next_result(const char* name, size_t core_rank) {
     auto buffer = results_.get<ffi::AnyBuffer>(next_result_++);
-    if (buffer.has_value()) return split(name, **buffer, core_rank);
+    Results::Result& result = read_results_.result[read_results_.count++];
+    if (buffer.has_value()) {
+      const Array array = split(name, **buffer, core_rank);
+      const int64_t matrices = std::max<int64_t>(1, array.batch_count());
+      result = {array.data, static_cast<int64_t>((*buffer)->size_bytes()) / matrices, false};
+      return array;
+    }
+    result = {};
     fail(std::string(name) + ": result is missing");
     return {};
   }
@@ -245,6 +263,7 @@ class CallReader {
   ffi::RemainingRets results_;
   ffi::Dictionary attributes_;
   size_t next_operand_ = 0, next_result_ = 0;
+  Results read_results_;
   Array first_;  // the first result
   ffi::Error error_;
 };

@@ -23,6 +23,21 @@ struct Problem {
   DType dtype;
   std::string_view kernel;  // names the kernel to use; empty: as the tables say
   int64_t batch;
+  MatrixView<Mapped> where;  // of each matrix, whether it is computed; without data: all are
+};
+
+// The results of a problem, to be cleared where `where` is false. Kernels may write there, and need
+// not: they skip matrices that are computed together if none of these is asked for.
+struct Results {
+  struct Result {
+    void* data;
+    int64_t bytes;  // of each matrix
+    bool is_info;   // becomes -1, else zero
+  };
+  static constexpr int kMax = 4;
+
+  Result result[kMax];
+  int count = 0;
 };
 
 // What one matrix costs, roughly.

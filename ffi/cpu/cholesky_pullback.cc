@@ -98,7 +98,10 @@ Kernel<CholeskyPullbackProblem> kernel() {
       return group_scratch_bytes<decltype(t)>(p.n, p.n + 1);
     });
   };
-  return {run, scratch_bytes};
+  const auto group = [](const CholeskyPullbackProblem& p) {
+    return with_element_type(p.dtype, [](auto t) { return Group{kLanes<decltype(t)>, 1}; });
+  };
+  return {run, scratch_bytes, group};
 }
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA

@@ -8,6 +8,7 @@
 #include "ffi/common/operations.h"
 #include "ffi/cpu/engine/batch_loop.h"
 #include "ffi/cpu/engine/kernels.h"
+#include "ffi/cpu/engine/mask.h"
 #include "ffi/cpu/engine/memory.h"
 #include "ffi/cuda/runtime/export.h"
 
@@ -54,10 +55,21 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
   }
   const Kernels& table = named == kReferenceKernel ? reference_kernels() : kernels();
   const Kernel<P> kernel = table.of<P>();
-  return for_each_matrix(
-      pool, problem.batch, problem.work().nanoseconds(problem.dtype), lanes(table, problem.dtype),
-      kernel.scratch_bytes(problem),
-      [=](int64_t begin, int64_t end, void* scratch) { kernel.run(problem, begin, end, scratch); });
+  const auto range = [=](int64_t begin, int64_t end, void* scratch) {
+    kernel.run(problem, begin, end, scratch);
+  };
+  const auto over_batch = [&](auto body) {
+    return for_each_matrix(pool, problem.batch, problem.work().nanoseconds(problem.dtype),
+                           lanes(table, problem.dtype), kernel.scratch_bytes(problem), body);
+  };
+  if (problem.where.data == nullptr) return over_batch(range);
+  const int64_t gap = kGapWork / problem.work().nanoseconds(problem.dtype);
+  return over_batch([range, gap, wanted = Wanted{problem.where}, group = kernel.group(problem),
+                     results = call.results()](int64_t begin, int64_t end, void* scratch) {
+    for_each_wanted(wanted, group, gap, begin, end,
+                    [&](int64_t first, int64_t last) { range(first, last, scratch); });
+    clear_unwanted(wanted, results, begin, end);
+  });
 }
 
 template <class P>

@@ -2,6 +2,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ffi/common/problem.h"
+
 namespace jax_batched::cuda {
 
 // Launches the kernel of a problem, all of whose counts are at least 1, for elements of type T.
@@ -9,5 +11,8 @@ namespace jax_batched::cuda {
 // kernel serves this n. Each operation's .cu file has the specialisation for its problem.
 template <class T, class P>
 cudaError_t launch(cudaStream_t stream, const P& problem);
+
+// Clears the results of the matrices that a problem does not ask for (Problem::where).
+cudaError_t launch_clear(cudaStream_t stream, const Problem& problem, const Results& results);
 
 }  // namespace jax_batched::cuda

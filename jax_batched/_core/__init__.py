@@ -1,5 +1,6 @@
 """The factory of JAX primitives: what every operation of this library is made by."""
 
+from jax_batched._core import mask
 from jax_batched._core.operation import Call, Operation, Params, Path, Rules, composed, kernel, lax
 
-__all__ = ["Call", "Operation", "Params", "Path", "Rules", "composed", "kernel", "lax"]
+__all__ = ["Call", "Operation", "Params", "Path", "Rules", "composed", "kernel", "lax", "mask"]

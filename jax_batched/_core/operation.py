@@ -7,6 +7,8 @@ An operation is described by the ranks of its operands, written as in NumPy's ge
   is the result's size or 1. A size of 1 is broadcast inside the kernel, never copied.
 * A core dimension that only one operand has (``k`` above: right-hand sides) is made of independent
   columns. A batch dimension that only that operand has is folded into it: one factor, more columns.
+* Of a call with `where`, that mask is one more operand, the last, of core ``()``. Entries where it
+  is False are not computed: zeros, and -1 for an integer of each matrix, its `info`.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_batched import _checks, _ffi
-from jax_batched._core import _jax, partition, sharding
+from jax_batched._core import _jax, mask, partition, sharding
 from jax_batched._core._jax import ad, batching, mlir
 from jax_batched._core.signature import (
     Signature,
@@ -169,23 +171,42 @@ class Operation:
             mlir.register_lowering(self.primitive, rule, platform=platform)
 
     def signature(self, params: Params) -> Signature:
-        """Core dimensions of this operation under these parameters."""
-        return Signature.parse(self.rules.signature(params))
+        """Core dimensions of this operation under these parameters, of a mask too."""
+        signature = Signature.parse(self.rules.signature(_own(params)))
+        if params.get("masked"):
+            return Signature((*signature.operands, ()), signature.results)
+        return signature
 
-    def __call__(self, *operands: Array, overwrite: bool = False, **params: Any) -> list[Array]:
+    def __call__(
+        self,
+        *operands: Array,
+        where: Array | None = None,
+        overwrite: bool = False,
+        **params: Any,
+    ) -> list[Array]:
         """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do.
 
-        With `overwrite` the first result takes the memory of the last operand if it has its shape;
-        where that is still needed, XLA makes a copy. A kernel reads what it overwrites first.
+        With `where` only entries of the batch where it is True are computed. With `overwrite` the
+        first result takes the memory of the last operand if it has its shape; where that is still
+        needed, XLA makes a copy. A kernel reads what it overwrites first.
         """
-        signature = self.signature(params)
-        rank = max(x.ndim - len(core) for x, core in zip(operands, signature.operands, strict=True))
+        outer = mask.current() if where is None else None
+        choices = {"kernel": _ffi.forced_kernel(), "overwrite": overwrite}
+        params = {**params, **choices, "masked": where is not None or outer is not None}
+        cores = self.signature(params).operands
+        if outer is not None:
+            shapes = [
+                x.shape[: x.ndim - len(core)] for x, core in zip(operands, cores, strict=False)
+            ]
+            where = mask.of_batch(outer, jnp.broadcast_shapes(*shapes))
+        if where is not None:
+            operands = (*operands, where)
+        rank = max(x.ndim - len(core) for x, core in zip(operands, cores, strict=True))
         aligned = [
             x if x.ndim == rank + len(core) else x[(None,) * (rank + len(core) - x.ndim)]
-            for x, core in zip(operands, signature.operands, strict=True)
+            for x, core in zip(operands, cores, strict=True)
         ]
-        choices = {"kernel": _ffi.forced_kernel(), "overwrite": overwrite}
-        results = self._bind(aligned, {**params, **choices})
+        results = self._bind(aligned, params)
         return results[: len(results) - self.rules.hidden]
 
     def _bind(self, operands: Sequence[Array], params: Params) -> list[Array]:
@@ -290,7 +311,15 @@ class Operation:
         dtype = primals[self.rules.data].dtype
         if self._is_stored(dtype):
             primals, given = _in_float32(primals), _in_float32(given)
-        results, derivatives = self.rules.jvp(_own(params), primals, given)
+        data, where = _split(primals, params)
+        given, _ = _split(given, params)
+        signature = self.signature(params)
+        if where is not None:  # whatever a rule makes of the entries that are not computed
+            given = tuple(_kept(given, where, signature.operands))
+        with mask.only(where):
+            results, derivatives = self.rules.jvp(_own(params), data, given)
+        if where is not None:
+            derivatives = _kept(derivatives, where, signature.results)
         if self._is_stored(dtype):
             dtypes = self._result_dtypes(params, dtype)
             results, derivatives = _cast(results, dtypes), _cast(derivatives, dtypes)
@@ -305,6 +334,7 @@ class Operation:
 
     def _transpose(self, cotangents: Sequence[Any], *operands: Any, **params: Any) -> list[Any]:
         assert self.rules.transpose is not None
+        operands, where = _split(operands, params)
         sought = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
         linear = sorted(range(len(operands))[i] for i in self.rules.linear)
         if not set(sought) <= set(linear):
@@ -314,8 +344,10 @@ class Operation:
         primals = tuple(None if i in sought else x for i, x in enumerate(operands))
         given = tuple(None if isinstance(ct, ad.Zero) else ct for ct in cotangents)
         given = given[: len(given) - self.rules.hidden]
-        results: list[Any] = [None] * len(operands)
-        for i, ct in zip(sought, self.rules.transpose(_own(params), primals, given), strict=True):
+        with mask.only(where):
+            found = self.rules.transpose(_own(params), primals, given)
+        results: list[Any] = [None] * (len(operands) + (where is not None))
+        for i, ct in zip(sought, found, strict=True):
             aval = operands[i].aval
             if ct is None:
                 results[i] = ad.Zero(aval)
@@ -367,18 +399,25 @@ class Operation:
         compute = functools.partial(path.compute, **_own(params))
 
         def made_of_others(*arrays: Array) -> Sequence[Array]:
+            _, where = _split(arrays, params)
             if 0 in ctx.avals_out[0].shape:
-                return [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
-            # What is made of kernels chooses them itself, unless one of them is forced by name.
-            with _ffi.force_kernel("" if params["kernel"] == "composed" else params["kernel"]):
-                if path.broadcasts:
-                    return compute(*arrays)
+                results: Any = [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
+            else:
+                results = computed(*arrays)
+            return results if where is None else self._cleared(results, where, signature)
+
+        def computed(*arrays: Array) -> Sequence[Array]:
+            if not path.broadcasts:
                 batch = ctx.avals_out[0].shape[: ctx.avals_out[0].ndim - len(signature.results[0])]
-                full = [
+                arrays = tuple(
                     jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - len(core) :]))
                     for x, core in zip(arrays, signature.operands, strict=True)
-                ]
-                return compute(*full)
+                )
+            data, where = _split(arrays, params)
+            # What is made of kernels chooses them itself, unless one of them is forced by name.
+            forced = "" if params["kernel"] == "composed" else params["kernel"]
+            with _ffi.force_kernel(forced), mask.only(where):
+                return compute(*data)
 
         if path.name == "lax":
             if platform == "cpu" and _jax.LAPACK_BATCHES_BLOCK:  # a loop: split before it is one
@@ -404,11 +443,22 @@ class Operation:
         return lower(ctx, *operands, kernel=params["kernel"], **_own(params))
 
     @staticmethod
+    def _cleared(results: Sequence[Array], where: Array, signature: Signature) -> Sequence[Array]:
+        """What stands in the entries that are not computed."""
+        return [
+            jnp.where(where, x, -1) if x.dtype == jnp.int32 and not core else cleared
+            for x, cleared, core in zip(
+                results, _kept(results, where, signature.results), signature.results, strict=True
+            )
+        ]
+
+    @staticmethod
     def _aliases(ctx: Any, params: Params) -> dict[int, int]:
         """The operand that the first result takes the memory of, if any."""
-        operand, result = ctx.avals_in[-1], ctx.avals_out[0]
+        data, _ = _split(ctx.avals_in, params)
+        operand, result = data[-1], ctx.avals_out[0]
         fits = operand.shape == result.shape and operand.dtype == result.dtype
-        return {len(ctx.avals_in) - 1: 0} if params["overwrite"] and fits else {}
+        return {len(data) - 1: 0} if params["overwrite"] and fits else {}
 
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         """The call as one that the partitioner splits along batch dimensions and columns."""
@@ -430,8 +480,21 @@ class Operation:
 
 
 def _own(params: Params) -> Params:
-    """The operation's own parameters: its rules know nothing of a kernel, or of memory."""
-    return {k: v for k, v in params.items() if k not in ("kernel", "overwrite")}
+    """The operation's own parameters: its rules know nothing of a kernel, memory or a mask."""
+    return {k: v for k, v in params.items() if k not in ("kernel", "overwrite", "masked")}
+
+
+def _split(operands: Sequence[Any], params: Params) -> tuple[tuple[Any, ...], Any]:
+    """The operation's own operands, and the mask."""
+    return (tuple(operands[:-1]), operands[-1]) if params.get("masked") else (tuple(operands), None)
+
+
+def _kept(arrays: Sequence[Any], where: Array, cores: Sequence[Any]) -> list[Any]:
+    """Zeros in the entries that are not computed."""
+    return [
+        x if x is None else mask.kept(x, where, len(core))
+        for x, core in zip(arrays, cores, strict=False)
+    ]
 
 
 def _in_float32(arrays: Sequence[Any]) -> tuple[Any, ...]:

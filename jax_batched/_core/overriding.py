@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jax_batched import _ffi
-from jax_batched._core import _jax
+from jax_batched._core import _jax, mask
 from jax_batched._core.operation import Operation, Params
 
 
@@ -29,10 +29,12 @@ def override_lowering(
         if operation.path(platform, ctx, ours).name == "lax":
             rule = (former[platform] or _jax.lowerings(None)[primitive]).rule
             return rule(ctx, *operands, **params)
-        call = _jax.mlir.lower_fun(
-            lambda *xs: operation(*xs, **adapt(params))[: len(ctx.avals_out)]
-        )
-        return call(ctx, *operands)
+
+        def call(*xs: Any) -> Any:
+            with mask.only(None):
+                return operation(*xs, **adapt(params))[: len(ctx.avals_out)]
+
+        return _jax.mlir.lower_fun(call)(ctx, *operands)
 
     def undo() -> None:
         for platform, entry in former.items():

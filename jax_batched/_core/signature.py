@@ -38,7 +38,7 @@ class Signature:
         for i, dims in reversed(list(enumerate(self.operands))):
             others = {d for j, o in enumerate(self.operands) if j != i for d in o}
             own = [d for d in dims if d not in others]
-            if own and len(self.operands) > 1:
+            if own and sum(len(o) > 0 for o in self.operands) > 1:
                 return i, own[0]
         return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_batched._core import Operation, Params, Rules, lax
+from jax_batched._core import Operation, Params, Rules, lax, mask
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import hermitian_from_triangle, matmul
 from jax_batched._refinement.factor import low_factor, low_solve
@@ -35,6 +35,9 @@ def _refine(
 ) -> Sequence[Array]:
     """x, converged, steps, backward error and rescued of each right-hand side, and info."""
     *factors, info, b = operands
+    wanted = mask.current()
+    if wanted is not None:  # a right-hand side of zeros takes no step
+        b = mask.kept(b, wanted, 2)
     if transpose:
         a = jnp.swapaxes(a, -1, -2)
     system = scaled_system(a, b, triangle)

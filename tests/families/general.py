@@ -129,6 +129,7 @@ ROWS = [
         make=general,
         has_info=True,
         calls=_calls("solve_gen"),
+        max_nrhs={"block_shared": 16},
         paths=("lax", "composed"),
         reduced=True,
         usual=True,

@@ -8,12 +8,20 @@
 
 namespace jax_batched::cpu {
 
+// Matrices that a kernel computes side by side in one go, 1 if none, and the least number of them
+// for which that is faster than one by one.
+struct Group {
+  int64_t size;
+  int64_t least;
+};
+
 template <class P>
 struct Kernel {
   // Works on the matrices begin <= i < end of a problem. `scratch` is memory of scratch_bytes(p)
   // bytes, aligned to kScratchAlignment, that no other task uses.
   void (*run)(const P& p, int64_t begin, int64_t end, void* scratch);
   size_t (*scratch_bytes)(const P& p);
+  Group (*group)(const P& p) = [](const P&) { return Group{1, 1}; };
 };
 
 // A kernel of each operation of a list.

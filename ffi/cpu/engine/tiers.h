@@ -111,7 +111,15 @@ Kernel<P> tiered_kernel() {
       return group ? std::max(groups, blocked) : blocked;
     });
   };
-  return {run, scratch_bytes};
+  const auto group = [](const P& p) {
+    return with_element_type(p.dtype, [&](auto t) {
+      constexpr int64_t kAll = kLanes<decltype(t)>;
+      int64_t least = 1;
+      while (least <= kAll && lanes_end<decltype(t)>(Family::kTiers, p, 0, least) == 0) ++least;
+      return least <= kAll ? Group{kAll, least} : Group{1, 1};
+    });
+  };
+  return {run, scratch_bytes, group};
 }
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA

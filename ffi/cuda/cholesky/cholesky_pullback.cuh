@@ -17,6 +17,7 @@
 #include "ffi/cuda/cholesky/policy.h"
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/device/math.cuh"
+#include "ffi/cuda/layout/view.cuh"
 #include "ffi/cuda/runtime/launch.cuh"
 
 namespace jax_batched::cuda {
@@ -353,6 +354,7 @@ __global__ void __launch_bounds__((PullbackKernel<T, kLanes, kWide>::kMaxThreads
                                   (PullbackKernel<T, kLanes, kWide>::kMinBlocks))
     cholesky_pullback_kernel(const CholeskyPullbackProblem p) {
   using Kernel = PullbackKernel<T, kLanes, kWide>;
+  if (skips(p, blockIdx.x * int64_t{Kernel::kMatrices}, Kernel::kMatrices)) return;
   extern __shared__ __align__(16) unsigned char shared[];
   Kernel kernel(p, reinterpret_cast<T*>(shared));
   const int64_t slot = kWide ? 0 : threadIdx.x / kLanes;

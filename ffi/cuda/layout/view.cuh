@@ -27,6 +27,20 @@ __device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t 
   return view.as<T>() + matrix_index(view.layout.map, entry) * rows * columns;
 }
 
+// Whether none of `count` entries from `first` is to be computed: then a kernel may leave them. The
+// same for all threads that ask for the same entries.
+template <class P>
+__device__ __forceinline__ bool skips(const P& problem, int64_t first, int count = 1) {
+  const bool* where = problem.where.template as<const bool>();
+  if (where == nullptr) return false;
+  const int64_t end = min(first + count, problem.batch);
+#pragma unroll 1
+  for (int64_t entry = first; entry < end; ++entry) {
+    if (where[matrix_index(problem.where.layout.map, entry)]) return false;
+  }
+  return true;
+}
+
 // Row-major: entry (i, j) at data[i * ld + j]; offsets are of 32 bits. Where ld is a multiple of a
 // vector's length, data is on such a boundary. Of matrices one after the other ld is n: square()
 // has one number for all three, so that the compiler sees that they are the same.

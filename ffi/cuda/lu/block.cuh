@@ -549,6 +549,7 @@ template <class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlo
 __global__ void __launch_bounds__(kThreads, kMinBlocks) lu_block_kernel(const LuProblem p) {
   using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kFactors, kShared>;
   const int64_t matrix = blockIdx.x;
+  if (skips(p, matrix)) return;
   const int steps = min(p.m, p.n);
   T* out = p.lu.at<T>(matrix, p.m, p.n);
   Lu f(p.m, p.n, 0, out);
@@ -568,6 +569,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
     solve_gen_block_kernel(const SolveGenProblem p) {
   using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kSolve, true>;
   const int64_t matrix = blockIdx.x;
+  if (skips(p, matrix)) return;
   const int nrhs = static_cast<int>(p.nrhs);
   Lu f(p.n, p.n, nrhs, nullptr);
   f.load(matrix_at<const T>(p.a, matrix, p.n, p.n));
@@ -588,6 +590,7 @@ template <class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlo
 __global__ void __launch_bounds__(kThreads, kMinBlocks) inv_block_kernel(const InvProblem p) {
   using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kInverse, true>;
   const int64_t matrix = blockIdx.x;
+  if (skips(p, matrix)) return;
   Lu f(p.n, p.n, 0, nullptr);
   f.load(matrix_at<const T>(p.a, matrix, p.n, p.n));
   f.loaded();
@@ -607,6 +610,7 @@ template <class P, class T, int kThreads, int kWarps, int kSlots, int kWidth, in
 __global__ void __launch_bounds__(kThreads, kMinBlocks) determinant_block_kernel(const P p) {
   using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kDeterminant, true>;
   const int64_t matrix = blockIdx.x;
+  if (skips(p, matrix)) return;
   Lu f(p.n, p.n, 0, nullptr);
   f.load(matrix_at<const T>(p.a, matrix, p.n, p.n));
   f.loaded();

@@ -311,11 +311,14 @@ struct LanesLu {
 struct LanesMatrix {
   int64_t index;
   bool inside;
+  bool skipped;  // all of the warp's
 
-  __device__ __forceinline__ LanesMatrix(int64_t batch, int lanes) {
-    const int64_t at = blockIdx.x * int64_t{32 / lanes} + threadIdx.x / lanes;
-    inside = at < batch;
-    index = inside ? at : batch - 1;
+  template <class P>
+  __device__ __forceinline__ LanesMatrix(const P& p, int lanes) {
+    const int64_t first = blockIdx.x * int64_t{32 / lanes}, at = first + threadIdx.x / lanes;
+    inside = at < p.batch;
+    index = inside ? at : p.batch - 1;
+    skipped = skips(p, first, 32 / lanes);
   }
 };
 
@@ -323,7 +326,8 @@ template <class T, int kLanes, int kRows, int kColumns, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks) lu_lanes_kernel(const LuProblem p) {
   using Lu = LanesLu<T, kLanes, kRows, kColumns>;
   __shared__ typename Lu::Shared shared;
-  const LanesMatrix matrix(p.batch, kLanes);
+  const LanesMatrix matrix(p, kLanes);
+  if (matrix.skipped) return;
   Lu f(shared, p.m, p.n);
   f.load(matrix_at<const T>(p.a, matrix.index, p.m, p.n));
   f.factor();
@@ -344,7 +348,8 @@ __global__ void __launch_bounds__(32, kMinBlocks) solve_gen_lanes_kernel(const S
   constexpr bool kOne = kCount == 1;
   using Lu = LanesLu<T, kLanes, kRows, kColumns, kOne>;
   __shared__ typename Lu::Shared shared;
-  const LanesMatrix matrix(p.batch, kLanes);
+  const LanesMatrix matrix(p, kLanes);
+  if (matrix.skipped) return;
   Lu f(shared, p.n, p.n);
   const T* b = matrix_at<const T>(p.b, matrix.index, p.n, p.nrhs);
   T* x = p.x.at<T>(matrix.index, p.n, p.nrhs);
@@ -400,7 +405,8 @@ template <class T, int kLanes, int kRows, int kColumns, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks) inv_lanes_kernel(const InvProblem p) {
   using Lu = LanesLu<T, kLanes, kRows, kColumns>;
   __shared__ typename Lu::Shared shared;
-  const LanesMatrix matrix(p.batch, kLanes);
+  const LanesMatrix matrix(p, kLanes);
+  if (matrix.skipped) return;
   Lu f(shared, p.n, p.n);
   f.load(matrix_at<const T>(p.a, matrix.index, p.n, p.n));
   f.invert();
@@ -419,7 +425,8 @@ template <class P, class T, int kLanes, int kRows, int kColumns, int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks) determinant_lanes_kernel(const P p) {
   using Lu = LanesLu<T, kLanes, kRows, kColumns>;
   __shared__ typename Lu::Shared shared;
-  const LanesMatrix matrix(p.batch, kLanes);
+  const LanesMatrix matrix(p, kLanes);
+  if (matrix.skipped) return;
   Lu f(shared, p.n, p.n);
   f.load(matrix_at<const T>(p.a, matrix.index, p.n, p.n));
   f.factor();

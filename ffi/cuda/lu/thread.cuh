@@ -199,6 +199,7 @@ __global__ void __launch_bounds__(32) lu_thread_kernel(const P p) {
   using Stage = MatrixStage<T, kN>;
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
+  if (skips(p, first, 32)) return;
   const int records = static_cast<int>(min(int64_t{32}, p.batch - first));
   const ThreadTask<T, kN> task{reinterpret_cast<T*>(dynamic_shared), first, records, lane};
   if (p.a.contiguous()) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "ffi/cuda/device/math.cuh"
+#include "ffi/cuda/layout/view.cuh"
 #include "ffi/cuda/residual/policy.h"
 #include "ffi/cuda/runtime/launch.cuh"
 
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kResidualThreads) residual_rows(const Residual
   const int64_t row = inside ? thread / kLanes : rows - 1;
   const int64_t matrix =
       rows <= UINT32_MAX ? static_cast<uint32_t>(row) / static_cast<uint32_t>(p.m) : row / p.m;
+  if (__all_sync(kFullWarp, skips(p, matrix))) return;
   const int i = static_cast<int>(row - matrix * p.m);
   const T* a = p.a.as<const T>() + (p.a.layout.map(matrix) * p.m + i) * p.n;
   const T* x = p.x.at<const T>(matrix, p.n, p.nrhs);
@@ -120,6 +122,7 @@ struct HermitianResidual {
   }
 
   static __device__ __forceinline__ void run(const ResidualProblem& p, T* shared) {
+    if (skips(p, blockIdx.x * int64_t{kMatrices}, kMatrices)) return;
     constexpr int V = kVector<T>;
     const int lane = threadIdx.x % kLanes;
     const int warp = kWarps > 1 ? threadIdx.x / 32 : 0;
