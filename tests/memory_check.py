@@ -139,6 +139,20 @@ def check(op: ops.Op, run: Callable[..., Any], cases: list[Any], kernel: str = "
     return len(cases)
 
 
+def check_masked(op: ops.Op, cases: list[Any], kernel: str) -> int:
+    """Runs one kernel on some entries of the batches; the number of calls."""
+
+    def run(*case: Any) -> Any:
+        where = np.arange(case[0].shape[0]) % 9 < 4
+        return op.function(*case, **op.options, where=where)
+
+    for case, result in zip(cases, ops.on_each(run, cases, kernel), strict=True):
+        where = np.arange(case[0].shape[0]) % 9 < 4
+        op.check(tuple(x[where] for x in case), result[where])
+        assert not result[~where].any()
+    return len(cases)
+
+
 def main() -> None:
     """Runs the kernels and checks every matrix of every result."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -160,7 +174,7 @@ def main() -> None:
                     for nrhs in (NRHS.get(kernel, (1, 5)) if op.takes_b else (1,))
                     if ops.serves(op, kernel, dtype, n, nrhs)
                 ]
-                calls += check(op, op, cases, kernel)
+                calls += check(op, op, cases, kernel) + check_masked(op, cases[::4], kernel)
             if dtype == "float32" and op.can_fail:
                 fast = [operands(op, dtype, 3, n, 1) for n in FAST_SIZES]
                 calls += check(op, op.fast, fast)
