@@ -14,6 +14,7 @@ from jax_batched.inv import SlogdetResult, det, inv, slogdet  # noqa: E402
 from jax_batched.lu import lu, lu_factor, lu_solve  # noqa: E402
 from jax_batched.memory import keep_freed_memory  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
+from jax_batched.qr import QRResult, householder_product, qr, qr_multiply  # noqa: E402
 from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
 from jax_batched.triangular_solve import solve_triangular, triangular_solve  # noqa: E402
@@ -23,6 +24,7 @@ __version__ = _version("jax_batched")
 __all__ = [
     "BackendInfo",
     "LinalgOverride",
+    "QRResult",
     "RefinementInfo",
     "SlogdetResult",
     "__version__",
@@ -32,12 +34,15 @@ __all__ = [
     "cholesky",
     "det",
     "export_disabled_checks",
+    "householder_product",
     "inv",
     "keep_freed_memory",
     "lu",
     "lu_factor",
     "lu_solve",
     "override_jax_linalg",
+    "qr",
+    "qr_multiply",
     "refined_solve",
     "slogdet",
     "solve",

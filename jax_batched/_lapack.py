@@ -34,6 +34,18 @@ def lu(a: Array) -> tuple[Array, Array, Array]:
     return factors, pivots, rows
 
 
+def qr(a: Array, *, full_matrices: bool) -> tuple[Array, Array]:
+    """Q and R."""
+    q, r = _call(lambda a: tuple(jax.lax.linalg.qr(a, full_matrices=full_matrices)), a)
+    return q, r
+
+
+def geqrf(a: Array) -> tuple[Array, Array]:
+    """R with the vectors of the reflections below its diagonal, and their factors."""
+    turned, taus = _call(lambda a: tuple(jnp.linalg.qr(a, mode="raw")), a)
+    return jnp.swapaxes(turned, -1, -2), taus
+
+
 def _call(routine: Callable[..., Sequence[Array]], *operands: Array) -> Sequence[Array]:
     """The results of a routine on matrices with equal batch dimensions."""
     if not LAPACK_BATCHES_BLOCK:

@@ -63,6 +63,10 @@ class CallReader {
     check_dtype(name, array, real_dtype());
     return packed(view(name, array));
   }
+  // `size` numbers of each matrix, of the first result's type.
+  MatrixView<Packed> vector_result(const char* name, int64_t size) {
+    return packed(vector(name, next_result(name, 1), size));
+  }
   // An integer of each matrix, and `size` of them.
   int32_t* info() {
     const Array array = next_result("info", 0);
@@ -71,10 +75,7 @@ class CallReader {
   }
   int32_t* integers(const char* name, int64_t size) {
     const Array array = next_result(name, 1);
-    if (array.core(0) != size) {
-      fail(std::string(name) + ": " + std::to_string(array.core(0)) + " in place of " +
-           std::to_string(size));
-    }
+    check_size(name, array, size);
     return integers(name, array);
   }
 
@@ -86,6 +87,12 @@ class CallReader {
     return view(name, array);
   }
   MatrixView<Mapped> square(const char* name, int& n) { return matrix(name, n, n); }
+  // Numbers of each matrix; a size that is 0 is taken from the array.
+  MatrixView<Mapped> vector(const char* name, int64_t& size) {
+    const Array array = next_operand(name, 1);
+    if (size == 0) size = array.core(0);
+    return vector(name, array, size);
+  }
   // A real number of each matrix.
   MatrixView<Mapped> real_scalar(const char* name) {
     const Array array = next_operand(name, 0);
@@ -132,6 +139,16 @@ class CallReader {
     }
   };
 
+  void check_size(const char* name, const Array& array, int64_t size) {
+    if (array.core(0) == size) return;
+    fail(std::string(name) + ": " + std::to_string(array.core(0)) + " in place of " +
+         std::to_string(size));
+  }
+  MatrixView<Mapped> vector(const char* name, const Array& array, int64_t size) {
+    check_size(name, array, size);
+    check_dtype(name, array, first_.dtype);
+    return view(name, array);
+  }
   int32_t* integers(const char* name, const Array& array) {
     check_dtype(name, array, ffi::DataType::S32);
     packed(view(name, array));

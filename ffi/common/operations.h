@@ -6,6 +6,7 @@
 
 #include "ffi/problems/cholesky.h"
 #include "ffi/problems/lu.h"
+#include "ffi/problems/qr.h"
 #include "ffi/problems/residual.h"
 #include "ffi/problems/solve_pos.h"
 #include "ffi/problems/substitution.h"
@@ -15,9 +16,10 @@ namespace jax_batched {
 template <class... Problems>
 struct List {};
 
-using Operations = List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
-                        CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem,
-                        InvProblem, DetProblem, SlogdetProblem>;
+using Operations =
+    List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
+         CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
+         DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem>;
 
 // Calls f(std::type_identity<P>) for each operation.
 template <class F, class... P>

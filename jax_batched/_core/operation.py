@@ -126,6 +126,7 @@ class Rules:
         the data's dtype.
       stored: float16 and bfloat16 are accepted as storage: what no kernel takes as it is is
         computed in float32 and rounded once.
+      columns: whether a core dimension that only one operand has is made of independent columns.
       hidden: how many of the last results are workspace that callers do not see.
     """
 
@@ -141,6 +142,7 @@ class Rules:
     data: int = 0
     result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
     stored: bool = False
+    columns: bool = True
     hidden: int = 0
 
     def lax(self, *operands: Array, **params: Any) -> Sequence[Array]:
@@ -172,10 +174,10 @@ class Operation:
 
     def signature(self, params: Params) -> Signature:
         """Core dimensions of this operation under these parameters, of a mask too."""
-        signature = Signature.parse(self.rules.signature(_own(params)))
-        if params.get("masked"):
-            return Signature((*signature.operands, ()), signature.results)
-        return signature
+        signature = Signature.parse(self.rules.signature(_own(params)), self.rules.columns)
+        if not params.get("masked"):
+            return signature
+        return dataclasses.replace(signature, operands=(*signature.operands, ()))
 
     def __call__(
         self,

@@ -15,14 +15,15 @@ CoreDims = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Core dimensions of operands and results."""
+    """Core dimensions of operands and results, and whether some of them are columns."""
 
     operands: tuple[CoreDims, ...]
     results: tuple[CoreDims, ...]
+    has_columns: bool = True
 
     @classmethod
     @functools.cache
-    def parse(cls, text: str) -> "Signature":
+    def parse(cls, text: str, has_columns: bool = True) -> "Signature":
         """Reads ``"(n,n),(n,k)->(n,k),()"``."""
 
         def side(part: str) -> tuple[CoreDims, ...]:
@@ -30,11 +31,13 @@ class Signature:
             return tuple(tuple(d for d in group.split(",") if d) for group in groups)
 
         operands, results = text.split("->")
-        return cls(side(operands), side(results))
+        return cls(side(operands), side(results), has_columns)
 
     @property
     def columns(self) -> tuple[int, str] | None:
         """The last operand with a core dimension of its own, and that dimension's name."""
+        if not self.has_columns:
+            return None
         for i, dims in reversed(list(enumerate(self.operands))):
             others = {d for j, o in enumerate(self.operands) if j != i for d in o}
             own = [d for d in dims if d not in others]

@@ -66,15 +66,26 @@ int64_t right_hand_sides(const P& p) {
   }
 }
 
+// The n by which the tiers choose: the family's, where it is not the problem's.
+template <class Family, class P>
+int64_t tier_size(const P& p) {
+  if constexpr (requires { Family::tier_size(p); }) {
+    return Family::tier_size(p);
+  } else {
+    return p.n;
+  }
+}
+
 // The first matrix of the range that goes to "blocked"; those before it go to "lanes". With more
 // right-hand sides than lanes these are better spread over the right-hand sides.
-template <class T, class P>
-int64_t lanes_end(const Tiers& tiers, const P& p, int64_t begin, int64_t end) {
+template <class T, class Family, class P>
+int64_t lanes_end(const P& p, int64_t begin, int64_t end) {
   if (p.kernel == kLanesKernel) return end;
   if (p.kernel == kBlockedKernel || right_hand_sides(p) > kLanes<T>) return begin;
-  const Tier* tier = tiers.of(p.dtype);
+  const Tier* tier = Family::kTiers.of(p.dtype);
+  const int64_t n = tier_size<Family>(p);
   for (int i = 0; i < kMaxTiers; ++i) {
-    if (p.n > tier[i].max_n) continue;
+    if (n > tier[i].max_n) continue;
     const int64_t rest = (end - begin) % kLanes<T>;
     return 100 * rest > tier[i].group_percent * kLanes<T> ? end : end - rest;
   }
@@ -88,16 +99,16 @@ Kernel<P> tiered_kernel() {
   const auto run = [](const P& p, int64_t begin, int64_t end, void* scratch) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
-      const int64_t middle = lanes_end<T>(Family::kTiers, p, begin, end);
+      const int64_t middle = lanes_end<T, Family>(p, begin, end);
       if (begin < middle) Family::template lanes<T>(p, begin, middle, scratch);
       if (middle < end) Family::template blocked<T>(p, middle, end, scratch);
     });
   };
   const auto scratch_bytes = [](const P& p) {
     const int64_t nrhs = right_hand_sides(p);
-    const bool group =
-        p.kernel == kLanesKernel ||
-        (p.kernel != kBlockedKernel && lanes_may_serve(Family::kTiers, p.dtype, p.n, nrhs));
+    const bool group = p.kernel == kLanesKernel ||
+                       (p.kernel != kBlockedKernel &&
+                        lanes_may_serve(Family::kTiers, p.dtype, tier_size<Family>(p), nrhs));
     return with_element_type(p.dtype, [&](auto t) -> size_t {
       using T = decltype(t);
       size_t blocked, groups;

@@ -1,0 +1,373 @@
+"""QR factorization by Householder reflections, and products with Q."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import jax.export
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_batched import _checks, _ffi, _lapack
+from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
+from jax_batched._core.signature import at_least
+from jax_batched._matrix import adjoint, matmul, triangle
+from jax_batched.solve import solve_gen_op
+from jax_batched.triangular_solve import triangular_solve_op
+
+Array = jax.Array
+MODES = ("reduced", "complete", "r", "raw")
+
+
+class QRResult(NamedTuple):
+    """Q and R; with ``mode="raw"`` the reflections, transposed, and their factors."""
+
+    Q: Array
+    R: Array
+
+
+jax.export.register_namedtuple_serialization(QRResult, serialized_name="jax_batched.QRResult")
+
+
+@overload
+def qr(a: ArrayLike, mode: Literal["reduced", "complete", "raw"] = ...) -> QRResult: ...
+
+
+@overload
+def qr(a: ArrayLike, mode: Literal["r"]) -> Array: ...
+
+
+@overload
+def qr(a: ArrayLike, mode: str) -> QRResult | Array: ...
+
+
+def qr(a: ArrayLike, mode: str = "reduced") -> QRResult | Array:
+    """QR factorization of each matrix of a batch by Householder reflections.
+
+    The signature of `jax.numpy.linalg.qr`.
+
+    Args:
+      a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128.
+      mode: ``"reduced"``: Q of shape ``(..., m, k)`` and R ``(..., k, n)``, k = min(m, n);
+        ``"complete"``: ``(..., m, m)`` and ``(..., m, n)``; ``"r"``: R of ``"reduced"`` alone, Q is
+        never formed; ``"raw"``: the reflections.
+
+    Returns:
+      ``(Q, R)`` of a's dtype; with ``"r"`` R; with ``"raw"`` a pair ``(h, taus)`` as
+      `jax.numpy.linalg.qr` returns it: h is the transpose, of shape ``(..., n, m)``, of what
+      LAPACK's geqrf leaves, taus has shape ``(..., k)``. `householder_product` and `qr_multiply`
+      take ``h.mT``. A matrix with NaN or inf has NaN for a result, alone; a NaN that is right of
+      the first m columns concerns its own column of R alone.
+
+    Raises:
+      TypeError: a is no array or has another dtype.
+      ValueError: a is not a batch of matrices, or mode is another word.
+
+    Signs are LAPACK's: a diagonal entry of R is real, and of the sign opposite to the entry that it
+    replaced, which stays where there is nothing to eliminate. Sums of squares neither overflow nor
+    underflow. Derivatives of a matrix whose R is singular are NaN, alone. ``"raw"`` has none.
+
+    Algorithm: Householder reflections, applied by panels (Schreiber and Van Loan, "A
+    storage-efficient WY representation", 1989) with a substitution in place of T (Puglisi, 1992);
+    derivative after Walter and Lehmann, "Algorithmic differentiation of linear algebra functions"
+    (2010), of complete Q after arXiv:2409.13374.
+    """
+    _checks.option("qr", "mode", mode, MODES)
+    (matrix,), dtype = _checks.operands("qr", a=a)
+    _checks.matrix("qr", "a", matrix)
+    results = [x.astype(dtype) for x in qr_op(matrix, mode=mode)]
+    if mode == "r":
+        return results[0]
+    if mode == "raw":
+        return QRResult(jnp.swapaxes(results[0], -1, -2), results[1])
+    return QRResult(*results)
+
+
+def householder_product(a: ArrayLike, taus: ArrayLike) -> Array:
+    """The first columns of Q, from the reflections of each matrix of a batch.
+
+    The signature of `jax.lax.linalg.householder_product`.
+
+    Args:
+      a: matrices of shape ``(..., m, n)``, n <= m, with vectors of reflections below the diagonal
+        as LAPACK's geqrf leaves them: ``h.mT`` of ``h, taus = qr(x, mode="raw")``. Dtypes as in
+        `qr`.
+      taus: their factors, of shape ``(..., k)`` with k <= n. Batch dimensions broadcast.
+
+    Returns:
+      The first n columns of the product of the k reflections, of shape ``(..., m, n)``.
+
+    Raises:
+      TypeError: an operand is no array or has another dtype.
+      ValueError: shapes do not fit.
+    """
+    (matrix, factors), dtype = _checks.operands("householder_product", a=a, taus=taus)
+    _checks.matrix("householder_product", "a", matrix)
+    m, n = matrix.shape[-2:]
+    if not at_least(n, m):
+        raise ValueError(
+            f"householder_product: a must have at least as many rows as columns, got {matrix.shape}"
+        )
+    _check_taus("householder_product", matrix, factors, n)
+    (q,) = householder_product_op(matrix, factors)
+    return q.astype(dtype)
+
+
+def qr_multiply(
+    a: ArrayLike, taus: ArrayLike, c: ArrayLike, *, left: bool = True, adjoint: bool = False
+) -> Array:
+    """Products with the square Q of each matrix of a batch, without forming it.
+
+    Args:
+      a: reflections of shape ``(..., m, n)`` as in `householder_product`, of any m and n.
+      taus: their factors, of shape ``(..., k)`` with k <= min(m, n).
+      c: matrices of shape ``(..., m, p)`` if left, else ``(..., p, m)``, or one vector ``(m,)``.
+        Batch dimensions broadcast.
+      left: ``Q c``; otherwise ``c Q``.
+      adjoint: the conjugate transpose of Q in place of Q.
+
+    Returns:
+      The product, of c's shape with the broadcast batch dimensions.
+
+    Raises:
+      TypeError: an operand is no array or has another dtype; a flag is not True or False.
+      ValueError: shapes do not fit.
+    """
+    left = _checks.flag("qr_multiply", "left", left)
+    conjugate = _checks.flag("qr_multiply", "adjoint", adjoint)
+    (matrix, factors, other), dtype = _checks.operands("qr_multiply", a=a, taus=taus, c=c)
+    _checks.matrix("qr_multiply", "a", matrix)
+    m, n = matrix.shape[-2:]
+    _check_taus("qr_multiply", matrix, factors, min(m, n))
+    columns = other[:, None] if other.ndim == 1 else other
+    if not left and other.ndim == 1:
+        columns = other[None, :]
+    if columns.shape[-2 if left else -1] != m:
+        wanted = f"({m},) or (..., {m}, p)" if left else f"({m},) or (..., p, {m})"
+        raise ValueError(
+            f"qr_multiply: c must have shape {wanted} to go with a of shape {matrix.shape}, got "
+            f"{other.shape}"
+        )
+    _checks.batches("qr_multiply", [("a", matrix, 2), ("taus", factors, 1), ("c", columns, 2)])
+    if left:
+        (x,) = qr_multiply_op(matrix, factors, columns, adjoint=conjugate)
+    else:
+        (x,) = qr_multiply_op(matrix, factors, _adjoint(columns), adjoint=not conjugate)
+        x = _adjoint(x)
+    return _checks.drop_column(x, other, left_side=left).astype(dtype)
+
+
+_adjoint = adjoint  # where an argument has its name
+
+
+def _check_taus(operation: str, a: Array, taus: Array, most: Any) -> None:
+    if taus.ndim < 1 or not at_least(taus.shape[-1], most):
+        raise ValueError(
+            f"{operation}: taus must have shape (..., k) with k at most {most} to go with a of "
+            f"shape {a.shape}, got {taus.shape}"
+        )
+    _checks.batches(operation, [("a", a, 2), ("taus", taus, 1)])
+
+
+def _smaller(m: Any, n: Any) -> Any:
+    return n if at_least(n, m) else m
+
+
+def _sizes(params: Params, sizes: dict[str, Any]) -> dict[str, Any]:
+    del params
+    return {"k": _smaller(sizes["m"], sizes["n"])}
+
+
+_SIGNATURES = {
+    "reduced": "(m,n)->(m,k),(k,n)",
+    "complete": "(m,n)->(m,m),(m,n)",
+    "r": "(m,n)->(k,n)",
+    "raw": "(m,n)->(m,n),(k)",
+}
+
+
+def _thin_derivative(q: Array, r: Array, da: Array) -> tuple[Array, Array]:
+    """dQ = Q (W - X) + da R^-1 and dR = (X - W) R with X = Q^H da R^-1.
+
+    W is the skew part: X's strict lower triangle less its adjoint, and X's imaginary diagonal.
+    """
+    (y,) = triangular_solve_op(
+        r,
+        da,
+        left_side=False,
+        lower=False,
+        transpose_a=False,
+        conjugate_a=False,
+        unit_diagonal=False,
+    )
+    x = matmul(adjoint(q), y)
+    lower = triangle(x, upper=False, strict=True)
+    skew = lower - adjoint(lower)
+    if jnp.iscomplexobj(x):
+        eye = jnp.eye(x.shape[-1], dtype=x.dtype)
+        skew = skew + eye * (x - jnp.real(x))
+    return matmul(q, skew - x) + y, triangle(matmul(x - skew, r), upper=True)
+
+
+def _derivative(mode: str, a: Array, q: Array, r: Array, da: Array) -> tuple[Array, Array]:
+    """dQ and dR; Q is complete if the mode is."""
+    m, n = a.shape[-2:]
+    if at_least(m, n):
+        # Of a = (a_1 a_2) the square part has Q, and R_2 = Q^H a_2.
+        dq, square = _thin_derivative(q, r[..., :, :m], da[..., :, :m])
+        rest = matmul(adjoint(dq), a[..., :, m:]) + matmul(adjoint(q), da[..., :, m:])
+        return dq, jnp.concatenate([square, rest], axis=-1)
+    if mode != "complete":
+        return _thin_derivative(q, r, da)
+    dq, dr = _thin_derivative(q[..., :, :n], r[..., :n, :], da)
+    # With Q = (Q_1 Q_2), n columns and the rest, and rows likewise: Z = Q_21 (Q_11 - I)^-1.
+    top, bottom, rest = q[..., :n, :n], q[..., n:, :n], q[..., :, n:]
+    z_adjoint, _ = solve_gen_op(adjoint(top - jnp.eye(n, dtype=q.dtype)), adjoint(bottom))
+    z = adjoint(z_adjoint)
+    change = adjoint(dq[..., n:, :] - matmul(z, dq[..., :n, :]))
+    d_rest = matmul(dq, z_adjoint) - matmul(q[..., :, :n] + matmul(rest, z), change)
+    zeros = jnp.zeros((*dr.shape[:-2], m - n, n), dr.dtype)
+    return jnp.concatenate([dq, d_rest], -1), jnp.concatenate([dr, zeros], -2)
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    (a,), (da,) = primals, tangents
+    mode = params["mode"]
+    if da is None:
+        results = qr_op(a, **params)
+        return results, [None] * len(results)
+    if mode == "raw":
+        raise NotImplementedError(
+            'qr: mode="raw" has no derivative, as its reflections are a means and no function that '
+            'is smooth; differentiate "reduced", "complete" or "r"'
+        )
+    q, r = qr_op(a, mode="reduced" if mode == "r" else mode)
+    dq, dr = _derivative(mode, a, q, r, da)
+    return ((r,), (dr,)) if mode == "r" else ((q, r), (dq, dr))
+
+
+def _lax(a: Array, *, mode: str) -> Sequence[Array]:
+    """JAX's own routine; NaN in all of a matrix of which some of the factors is not finite."""
+    if mode in ("reduced", "complete"):
+        results: Sequence[Array] = _lapack.qr(a, full_matrices=mode == "complete")
+        r = results[1]
+    else:
+        r, taus = _lapack.geqrf(a)
+        upper = triangle(r[..., : min(a.shape[-2:]), :], upper=True) if mode == "r" else r
+        results = (upper,) if mode == "r" else (upper, taus)
+    diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
+    bad = ~jnp.isfinite(diagonal).all(-1)
+    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(a) else jnp.nan
+    spoilt = []
+    for i, x in enumerate(results):
+        failed = jnp.expand_dims(bad, range(bad.ndim, x.ndim))
+        if mode != "raw" and i == len(results) - 1:  # R keeps its zeros
+            failed = failed & jnp.triu(jnp.ones(x.shape[-2:], bool))
+        spoilt.append(jnp.where(failed, jnp.asarray(nan, x.dtype), x))
+    return spoilt
+
+
+def _takes_rows(call: Call) -> bool:
+    m = call.sizes["m"]
+    return isinstance(m, int) and m <= _ffi.max_n(call.platform, call.operation, call.dtype)
+
+
+qr_op = Operation(
+    "qr",
+    Rules(
+        signature=lambda params: _SIGNATURES[params["mode"]],
+        paths=(kernel(_takes_rows), lax(_lax)),
+        sizes=_sizes,
+        jvp=_jvp,
+        result_dtypes=lambda params, data: (data,) * (1 if params["mode"] == "r" else 2),
+    ),
+)
+
+
+def _multiplied(a: Array, taus: Array, c: Array, *, adjoint: bool) -> Sequence[Array]:
+    """Q c = c - V y, with (I + D striu(V^H V)) y = D V^H c and D = diag(taus).
+
+    Q^H has stril for striu and the conjugates of taus: both are the reflections one by one.
+    """
+    m, k = a.shape[-2], taus.shape[-1]
+    v = triangle(a[..., :, :k], upper=False, strict=True) + jnp.eye(m, k, dtype=a.dtype)
+    d = (jnp.conj(taus) if adjoint else taus)[..., :, None]
+    v_adjoint = _adjoint(v)
+    (y,) = triangular_solve_op(
+        d * matmul(v_adjoint, v),
+        d * matmul(v_adjoint, c),
+        left_side=True,
+        lower=adjoint,
+        transpose_a=False,
+        conjugate_a=False,
+        unit_diagonal=True,
+    )
+    return (c - matmul(v, y),)
+
+
+def _multiply_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    (a, taus, c), (da, dtaus, dc) = primals, tangents
+    (x,) = qr_multiply_op(a, taus, c, **params)
+    dx = None if dc is None else qr_multiply_op(a, taus, dc, **params)[0]
+    if da is not None or dtaus is not None:
+        _, (of_q,) = jax.jvp(
+            lambda a, taus: _multiplied(a, taus, c, **params),
+            (a, taus),
+            (_or_zeros(da, a), _or_zeros(dtaus, taus)),
+        )
+        dx = of_q if dx is None else dx + of_q
+    return (x,), (dx,)
+
+
+def _or_zeros(tangent: Any, primal: Array) -> Any:
+    return jnp.zeros_like(primal) if tangent is None else tangent
+
+
+def _multiply_transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
+    """The transpose of Q is conj(Q^H)."""
+    (a, taus, _), (ct,) = primals, cotangents
+    if ct is None:
+        return (None,)
+    (x,) = qr_multiply_op(a, taus, jnp.conj(ct), adjoint=not params["adjoint"])
+    return (jnp.conj(x),)
+
+
+qr_multiply_op = Operation(
+    "qr_multiply",
+    Rules(
+        signature=lambda params: "(m,n),(k),(m,p)->(m,p)",
+        paths=(kernel(_takes_rows), lax(_multiplied, broadcasts=True)),
+        jvp=_multiply_jvp,
+        transpose=_multiply_transpose,
+    ),
+)
+
+
+def _formed(a: Array, taus: Array) -> Sequence[Array]:
+    m, n = a.shape[-2:]
+    return _multiplied(a, taus, jnp.eye(m, n, dtype=a.dtype), adjoint=False)
+
+
+def _formed_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    given = [_or_zeros(t, x) for x, t in zip(primals, tangents, strict=True)]
+    _, derivatives = jax.jvp(_formed, primals, tuple(given))
+    return householder_product_op(*primals, **params), derivatives
+
+
+householder_product_op = Operation(
+    "householder_product",
+    Rules(
+        signature=lambda params: "(m,n),(k)->(m,n)",
+        paths=(kernel(_takes_rows), lax(_formed, broadcasts=True)),
+        columns=False,
+        jvp=_formed_jvp,
+    ),
+)

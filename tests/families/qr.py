@@ -1,0 +1,114 @@
+"""QR factorizations, and products with their Q."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from rows import Kind, Op, Solve, strict_triangle
+
+import jax_batched as jb
+from jax_batched._matrices import adjoint, general, norm, normal
+
+
+def taus_of(a: Any) -> Any:
+    """The factors with which the vectors below a's diagonal are reflections."""
+    below = jnp.tril(jnp.asarray(a), -1)
+    taus = 2 / (1 + jnp.sum(jnp.real(below * jnp.conj(below)), axis=-2))
+    return taus[..., : min(a.shape[-2:])].astype(below.dtype)
+
+
+def product_of_reflections(a: np.ndarray) -> np.ndarray:
+    """Q, one reflection after the other."""
+    m, n = a.shape[-2:]
+    q = np.broadcast_to(np.eye(m, dtype=a.dtype), (*a.shape[:-2], m, m))
+    for column in range(min(m, n)):
+        v = np.where(np.arange(m) < column, 0, a[..., :, column])
+        v = np.where(np.arange(m) == column, 1, v)[..., :, None]
+        q = q - 2 / np.sum(np.abs(v) ** 2, (-2, -1), keepdims=True) * (q @ v) @ adjoint(v)
+    return q
+
+
+class Orthogonal(Kind):
+    """Q of M = Q R."""
+
+    def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        return np.linalg.qr(m)[0]
+
+    def ratios(self, eps: float, m: np.ndarray, x: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        n = m.shape[-1]
+        triangle = np.triu(adjoint(x) @ m)
+        return np.maximum(
+            norm(m - x @ triangle) / (n * eps * norm(m)),
+            norm(np.eye(n) - adjoint(x) @ x) / (n * eps),
+        )
+
+    def scale(self, m: float, b: float) -> float:
+        return 1.0
+
+
+class Triangle(Kind):
+    """R of M = Q R."""
+
+    def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        return np.linalg.qr(m)[1]
+
+    def ratios(self, eps: float, m: np.ndarray, x: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        n = m.shape[-1]
+        return norm(self.reference(m) - x) / (n * eps * norm(m))
+
+    def check_structure(self, x: np.ndarray) -> None:
+        assert not np.tril(x, -1).any(), "the lower triangle of R must be zero"
+
+    def failed(self, shape: Any) -> np.ndarray:
+        return np.triu(np.ones(shape, bool))
+
+    def scale(self, m: float, b: float) -> float:
+        return m
+
+
+class Unitary(Orthogonal):
+    """M itself, which is unitary."""
+
+    def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        return m
+
+    def ratios(self, eps: float, m: np.ndarray, x: np.ndarray, *b: np.ndarray) -> np.ndarray:
+        return norm(m - x) / (m.shape[-1] * eps)
+
+
+def _reflections(rng: Any, dtype: Any, shape: Any) -> np.ndarray:
+    return normal(rng, dtype, shape) / np.sqrt(max(shape[-1], 1))
+
+
+def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
+    usual = {"matrix": lambda a: a, "make": general, "on_cuda": False, "reduced": True}
+    row = {"options": {}, "usual": True, **usual, **others}
+    return Op(name=name, operation=operation, function=function, kind=kind, **row)
+
+
+ROWS = [
+    _row("qr-reduced", "qr", lambda a: jb.qr(a)[0], Orthogonal()),
+    _row("qr-r", "qr", jb.qr, Triangle(), options={"mode": "r"}, usual=False),
+    _row(
+        "householder_product",
+        "householder_product",
+        lambda a: jb.householder_product(a, taus_of(a)),
+        Unitary(),
+        matrix=product_of_reflections,
+        make=_reflections,
+        unread=strict_triangle(upper=True, diagonal=True),
+        degree=0,
+    ),
+    _row(
+        "qr_multiply",
+        "qr_multiply",
+        lambda a, b, **options: jb.qr_multiply(a, taus_of(a), b, **options),
+        Solve(),
+        options={"adjoint": True},
+        matrix=product_of_reflections,
+        make=_reflections,
+        unread=strict_triangle(upper=True, diagonal=True),
+        degree=0,
+    ),
+]
+SQUARE = {"qr": jb.qr}
