@@ -21,58 +21,71 @@ bool is_group(const P& p) {
   return reflections(p) <= kQrPanel;
 }
 
-// An array of `size` entries of each matrix, from and to a group.
+// Matrices of a group, to and from scratch with rows `pitch` entries apart.
 template <class T>
-void load_group(const MatrixView<Mapped>& from, int64_t size, int64_t m, int64_t end,
-                Lanes<T>* to) {
-  pack(group_of<T>(from, size, m, end), size * kParts<T>, numbers(to));
+void load_group(const MatrixView<Mapped>& from, int64_t rows, int64_t columns, int64_t m,
+                int64_t end, Lanes<T>* to, int64_t pitch) {
+  auto group = group_of<T>(from, rows * columns, m, end);
+  if (pitch == columns) return pack(group, rows * columns * kParts<T>, numbers(to));
+  for (int64_t i = 0; i < rows; ++i) {
+    pack(group, columns * kParts<T>, numbers(to + i * pitch));
+    for (const Real<T>*& lane : group.lane) lane += columns * kParts<T>;
+  }
 }
 template <class T>
-void store_group(const Lanes<T>* from, const MatrixView<Packed>& to, int64_t size, int64_t m,
-                 int64_t end) {
-  unpack(numbers(const_cast<Lanes<T>*>(from)), size * kParts<T>, group_of<T>(to, size, m, end));
+void store_group(Lanes<T>* from, int64_t pitch, const MatrixView<Packed>& to, int64_t rows,
+                 int64_t columns, int64_t m, int64_t end) {
+  auto group = group_of<T>(to, rows * columns, m, end);
+  if (pitch == columns) return unpack(numbers(from), rows * columns * kParts<T>, group);
+  for (int64_t i = 0; i < rows; ++i) {
+    unpack(numbers(from + i * pitch), columns * kParts<T>, group);
+    for (Real<T>*& lane : group.lane) lane += columns * kParts<T>;
+  }
+}
+template <class T, class P>
+void load_reflections(const P& p, const QrGroup<T>& g, int64_t m, int64_t end) {
+  load_group<T>(p.a, g.m, g.n, m, end, g.a, g.pitch);
+  load_group<T>(p.taus, 1, g.k, m, end, g.taus, g.k);
 }
 
 template <class T>
 void run_group(const QrProblem& p, const QrGroup<T>& g, int64_t m, int64_t end) {
-  load_group<T>(p.a, g.m * g.n, m, end, g.a);
+  load_group<T>(p.a, g.m, g.n, m, end, g.a, g.pitch);
   const auto finite = g.factor();
   const bool spoilt = any(~finite);
   if (p.has_q()) {
     g.form();
-    if (spoilt) spoil<T>(finite, g.c, g.m * g.columns);
-    store_group<T>(g.c, p.q, g.m * g.columns, m, end);
+    if (spoilt) spoil<T>(finite, g.c, g.m * g.pitch_c);
+    store_group<T>(g.c, g.pitch_c, p.q, g.m, g.columns, m, end);
   }
   if (p.mode == QrProblem::kRaw) {
     if (spoilt) {
-      spoil<T>(finite, g.a, g.m * g.n);
+      spoil<T>(finite, g.a, g.m * g.pitch);
       spoil<T>(finite, g.taus, g.k);
     }
-    store_group<T>(g.taus, p.taus, g.k, m, end);
+    store_group<T>(g.taus, g.k, p.taus, 1, g.k, m, end);
   } else {
     for (int64_t i = 0; i < p.r_rows(); ++i) {
-      Lanes<T>* row = g.a + i * g.n;
+      Lanes<T>* row = g.a + i * g.pitch;
       const int64_t zeros = std::min(i, g.n);
       std::fill(row, row + zeros, broadcast(T(Real<T>(0))));
       if (spoilt) spoil<T>(finite, row + zeros, g.n - zeros);
     }
   }
-  store_group<T>(g.a, p.r, p.r_rows() * g.n, m, end);
+  store_group<T>(g.a, g.pitch, p.r, p.r_rows(), g.n, m, end);
 }
 template <class T>
 void run_group(const HouseholderProductProblem& p, const QrGroup<T>& g, int64_t m, int64_t end) {
-  load_group<T>(p.a, g.m * g.n, m, end, g.a);
-  load_group<T>(p.taus, g.k, m, end, g.taus);
+  load_reflections(p, g, m, end);
   g.form();
-  store_group<T>(g.c, p.q, g.m * g.columns, m, end);
+  store_group<T>(g.c, g.pitch_c, p.q, g.m, g.columns, m, end);
 }
 template <class T>
 void run_group(const QrMultiplyProblem& p, const QrGroup<T>& g, int64_t m, int64_t end) {
-  load_group<T>(p.a, g.m * g.n, m, end, g.a);
-  load_group<T>(p.taus, g.k, m, end, g.taus);
-  load_group<T>(p.c, g.m * g.columns, m, end, g.c);
+  load_reflections(p, g, m, end);
+  load_group<T>(p.c, g.m, g.columns, m, end, g.c, g.pitch_c);
   g.multiply(p.adjoint);
-  store_group<T>(g.c, p.x, g.m * g.columns, m, end);
+  store_group<T>(g.c, g.pitch_c, p.x, g.m, g.columns, m, end);
 }
 
 // The same of one matrix.

@@ -47,16 +47,18 @@ void store(const SplitRows<T>& from, int64_t rows, int64_t columns, T* to) {
   }
 }
 
-// Calls f(vectors, j) for whole vectors of columns from j on until all of begin <= j < end are
-// done.
-template <class T, class F>
+// Calls f(vectors, j) for up to kMost vectors of columns from j on, about equally many at a time,
+// until all of begin <= j < end are done.
+template <class T, int kMost, class F>
 JAX_BATCHED_INLINE void each_vectors(int64_t begin, int64_t end, F f) {
-  constexpr int kVectors = kTileVectors<T>;
   constexpr int64_t size = kLanes<T>;
-  for (; begin + (kVectors - 1) * size < end; begin += kVectors * size) {
-    f(std::integral_constant<int, kVectors>{}, begin);
+  int64_t left = (end - begin + size - 1) / size;
+  for (int64_t tiles = (left + kMost - 1) / kMost; tiles > 0; --tiles) {
+    const int64_t count = (left + tiles - 1) / tiles;
+    with_constant<kMost>(count, [&](auto vectors) JAX_BATCHED_INLINED { f(vectors, begin); });
+    begin += count * size;
+    left -= count;
   }
-  for (; begin < end; begin += size) f(std::integral_constant<int, 1>{}, begin);
 }
 
 template <class T>
@@ -64,6 +66,8 @@ struct QrMatrix {
   using R = Real<T>;
   using P = Lanes<T>;
   static constexpr int64_t size = kLanes<T>;
+  // Vectors of a row whose sums are under way at the same time.
+  static constexpr int kRowVectors = kIsComplex<T> ? 4 : 8;
 
   int64_t m, n, k;
   int64_t columns;  // of C, or of Q
@@ -200,9 +204,10 @@ struct QrMatrix {
         p.set(row, step, product(jax_batched::scale(p.get(row, step), h.scale.v[0]), factor));
       }
       const P turned = conj(h.tau);
-      each_vectors<T>(step + 1, columns_of_p, [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
-        reflect<vectors>(p, step, rows, turned, t);
-      });
+      each_vectors<T, kRowVectors>(step + 1, columns_of_p,
+                                   [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
+                                     reflect<vectors>(p, step, rows, turned, t);
+                                   });
     }
     return finite;
   }
@@ -284,7 +289,7 @@ struct QrMatrix {
     int64_t l = 0;
     const auto rows_of = [&](auto tile_rows) JAX_BATCHED_INLINED {
       const int64_t end = triangle ? std::min<int64_t>(l + tile_rows, columns_of_c) : columns_of_c;
-      each_vectors<T>(0, end, [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
+      each_vectors<T, kTileVectors<T>>(0, end, [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
         tile(tile_rows, vectors, l, t);
       });
     };
@@ -304,7 +309,7 @@ struct QrMatrix {
   // Y from V^H X, and X less V Y.
   void substitute(const SplitRows<T>& x, int64_t rows, int64_t columns_of_x, int64_t count,
                   int64_t j, bool adjoint) const {
-    each_vectors<T>(0, columns_of_x, [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
+    each_vectors<T, kRowVectors>(0, columns_of_x, [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
       for (int64_t step = 0; step < count; ++step) {
         const int64_t l = adjoint ? step : count - 1 - step;
         P sum[vectors];
@@ -322,12 +327,16 @@ struct QrMatrix {
           y.store(row, t + s * size, product(factor, sum[s]));
         });
       }
-      int64_t i = 0;
-      for (; i + kTileRows <= rows; i += kTileRows) {
-        subtract_product<kTileRows, vectors>(x, i, t, count);
-      }
-      for (; i < rows; ++i) subtract_product<1, vectors>(x, i, t, count);
     });
+    each_vectors<T, kTileVectors<T>>(0, columns_of_x,
+                                     [&](auto vectors, int64_t t) JAX_BATCHED_INLINED {
+                                       int64_t i = 0;
+                                       for (; i + kTileRows <= rows; i += kTileRows) {
+                                         subtract_product<kTileRows, vectors>(x, i, t, count);
+                                       }
+                                       for (; i < rows; ++i)
+                                         subtract_product<1, vectors>(x, i, t, count);
+                                     });
   }
 
   template <int kRows, int kVectors>

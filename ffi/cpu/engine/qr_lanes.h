@@ -118,7 +118,7 @@ JAX_BATCHED_INLINE typename Simd<Real<T>>::Mask is_finite(const Reflection<T>& h
 // Partial sums of a column's squares, so that they do not wait for one another.
 inline constexpr int kSquareSums = 4;
 
-// The m x n matrices of a group in scratch, row-major.
+// A group in scratch. Rows are as far apart as those of GroupMatrix.
 template <class T>
 struct QrGroup {
   using R = Real<T>;
@@ -127,6 +127,8 @@ struct QrGroup {
 
   int64_t m, n, k;
   int64_t columns;  // of C, or of Q
+  int64_t pitch;    // of A
+  int64_t pitch_c;  // of C and Y
   P* a;             // m x n: R and the v_l
   P* taus;          // k
   P* c;             // m x columns
@@ -134,7 +136,8 @@ struct QrGroup {
   P* y;             // k x columns
 
   static int64_t bytes(int64_t m, int64_t n, int64_t k, int64_t columns) {
-    return (m * n + k + m * columns + k * k + k * columns) * sizeof(P);
+    const int64_t in_c = GroupMatrix<T>::pitch(columns), in_a = GroupMatrix<T>::pitch(n);
+    return (m * in_a + k + m * in_c + k * k + k * in_c) * sizeof(P);
   }
   static QrGroup in(void* scratch, int64_t m, int64_t n, int64_t k, int64_t columns) {
     QrGroup group;
@@ -142,15 +145,17 @@ struct QrGroup {
     group.n = n;
     group.k = k;
     group.columns = columns;
+    group.pitch = GroupMatrix<T>::pitch(n);
+    group.pitch_c = GroupMatrix<T>::pitch(columns);
     group.a = static_cast<P*>(scratch);
-    group.taus = group.a + m * n;
+    group.taus = group.a + m * group.pitch;
     group.c = group.taus + k;
-    group.g = group.c + m * columns;
+    group.g = group.c + m * group.pitch_c;
     group.y = group.g + k * k;
     return group;
   }
 
-  JAX_BATCHED_INLINE P& v(int64_t i, int64_t l) const { return a[i * n + l]; }
+  JAX_BATCHED_INLINE P& v(int64_t i, int64_t l) const { return a[i * pitch + l]; }
 
   // A becomes R and the v_l. Returns where all of these are finite.
   Mask factor() const {
@@ -173,18 +178,24 @@ struct QrGroup {
   void form() const {
     gram();
     for (int64_t l = k - 1; l >= 0; --l) {
-      P* row = y + l * columns;
+      P* row = y + l * pitch_c;
       std::fill(row, row + l, broadcast(T(R(0))));
-      for (int64_t j = l; j < columns; ++j) {
-        P sum = j == l ? broadcast(T(R(1))) : conj(v(j, l));
-        for (int64_t p = l + 1; p < std::min(j + 1, k); ++p) {
-          sum = sub_mul(sum, conj(g[p * k + l]), y[p * columns + j]);
+      each_tile<kQrColumns<T>>(l, columns, [&](auto size, int64_t j) JAX_BATCHED_INLINED {
+        P sum[size];
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
+          sum[t] = j + t == l ? broadcast(T(R(1))) : conj(v(j + t, l));
+        });
+        for (int64_t p = l + 1; p < std::min<int64_t>(j + size, k); ++p) {
+          const P factor = conj(g[p * k + l]);
+          const P* other = y + p * pitch_c + j;
+          unrolled<size>([&](auto t)
+                             JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, other[t]); });
         }
-        row[j] = product(taus[l], sum);
-      }
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED { row[j + t] = product(taus[l], sum[t]); });
+      });
     }
     for (int64_t i = 0; i < m; ++i) {
-      P* row = c + i * columns;
+      P* row = c + i * pitch_c;
       std::fill(row, row + columns, broadcast(T(R(0))));
       if (i < columns) row[i] = broadcast(T(R(1)));
     }
@@ -197,17 +208,17 @@ struct QrGroup {
     const auto tile = [&](auto size, int64_t j) JAX_BATCHED_INLINED {
       for (int64_t l = 0; l < k; ++l) {
         P sum[size];
-        minus_products<size>(l, c + j, columns, sum);
-        unrolled<size>([&](auto t) JAX_BATCHED_INLINED { y[l * columns + j + t] = -sum[t]; });
+        minus_products<size>(l, c + j, pitch_c, sum);
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED { y[l * pitch_c + j + t] = -sum[t]; });
       }
       for (int64_t step = 0; step < k; ++step) {
         const int64_t l = adjoint ? step : k - 1 - step;
-        P* row = y + l * columns + j;
+        P* row = y + l * pitch_c + j;
         const P tau = adjoint ? conj(taus[l]) : taus[l];
         for (int64_t p = adjoint ? 0 : l + 1; p < (adjoint ? l : k); ++p) {
           const P factor = adjoint ? g[l * k + p] : conj(g[p * k + l]);
           unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
-            row[t] = sub_mul(row[t], factor, y[p * columns + j + t]);
+            row[t] = sub_mul(row[t], factor, y[p * pitch_c + j + t]);
           });
         }
         unrolled<size>([&](auto t) JAX_BATCHED_INLINED { row[t] = product(tau, row[t]); });
@@ -244,11 +255,11 @@ struct QrGroup {
 
   // sum[t] = -(v_l^H C)_t of kSize columns of some C.
   template <int kSize>
-  JAX_BATCHED_INLINE void minus_products(int64_t l, const P* from, int64_t pitch, P* sum) const {
-    const P* row = from + l * pitch;
+  JAX_BATCHED_INLINE void minus_products(int64_t l, const P* from, int64_t distance, P* sum) const {
+    const P* row = from + l * distance;
     unrolled<kSize>([&](auto t) JAX_BATCHED_INLINED { sum[t] = -row[t]; });
     for (int64_t i = l + 1; i < m; ++i) {
-      row += pitch;
+      row += distance;
       const P factor = conj(v(i, l));
       unrolled<kSize>([&](auto t)
                           JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, row[t]); });
@@ -259,13 +270,13 @@ struct QrGroup {
   template <int kSize>
   JAX_BATCHED_INLINE void reflect(int64_t step, int64_t j) const {
     P w[kSize];
-    minus_products<kSize>(step, a + j, n, w);
+    minus_products<kSize>(step, a + j, pitch, w);
     const P tau = conj(taus[step]);
     unrolled<kSize>([&](auto t) JAX_BATCHED_INLINED { w[t] = -product(tau, w[t]); });
-    P* row = a + step * n + j;
+    P* row = a + step * pitch + j;
     unrolled<kSize>([&](auto t) JAX_BATCHED_INLINED { row[t] = row[t] - w[t]; });
     for (int64_t i = step + 1; i < m; ++i) {
-      row += n;
+      row += pitch;
       const P factor = v(i, step);
       unrolled<kSize>([&](auto t) JAX_BATCHED_INLINED { row[t] = sub_mul(row[t], factor, w[t]); });
     }
@@ -275,7 +286,7 @@ struct QrGroup {
     for (int64_t l = 1; l < k; ++l) {
       each_tile<kQrColumns<T>>(0, l, [&](auto size, int64_t p) JAX_BATCHED_INLINED {
         P sum[size];
-        minus_products<size>(l, a + p, n, sum);
+        minus_products<size>(l, a + p, pitch, sum);
         unrolled<size>([&](auto t) JAX_BATCHED_INLINED { g[l * k + p + t] = -sum[t]; });
       });
     }
@@ -288,12 +299,12 @@ struct QrGroup {
       P sum[rows][size];
       unrolled<rows>([&](auto r) JAX_BATCHED_INLINED {
         unrolled<size>([&](auto t)
-                           JAX_BATCHED_INLINED { sum[r][t] = c[(i + r) * columns + j + t]; });
+                           JAX_BATCHED_INLINED { sum[r][t] = c[(i + r) * pitch_c + j + t]; });
       });
       const int64_t end = triangle ? std::min<int64_t>(k, j + size) : k;
       int64_t l = 0;
       for (; l < std::min(i, end); ++l) {
-        const P* row = y + l * columns + j;
+        const P* row = y + l * pitch_c + j;
         unrolled<rows>([&](auto r) JAX_BATCHED_INLINED {
           const P factor = v(i + r, l);
           unrolled<size>(
@@ -304,13 +315,13 @@ struct QrGroup {
         for (int64_t p = l; p < std::min<int64_t>(i + r + 1, end); ++p) {
           const P factor = p == i + r ? broadcast(T(R(1))) : v(i + r, p);
           unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
-            sum[r][t] = sub_mul(sum[r][t], factor, y[p * columns + j + t]);
+            sum[r][t] = sub_mul(sum[r][t], factor, y[p * pitch_c + j + t]);
           });
         }
       });
       unrolled<rows>([&](auto r) JAX_BATCHED_INLINED {
         unrolled<size>([&](auto t)
-                           JAX_BATCHED_INLINED { c[(i + r) * columns + j + t] = sum[r][t]; });
+                           JAX_BATCHED_INLINED { c[(i + r) * pitch_c + j + t] = sum[r][t]; });
       });
     };
     each_tile<4>(0, columns, [&](auto size, int64_t j) JAX_BATCHED_INLINED {
