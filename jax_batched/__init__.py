@@ -11,6 +11,7 @@ from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
 from jax_batched.cholesky import cholesky  # noqa: E402
 from jax_batched.export import export_disabled_checks  # noqa: E402
 from jax_batched.inv import SlogdetResult, det, inv, slogdet  # noqa: E402
+from jax_batched.lstsq import LstsqResult, lstsq  # noqa: E402
 from jax_batched.lu import lu, lu_factor, lu_solve  # noqa: E402
 from jax_batched.memory import keep_freed_memory  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
@@ -24,6 +25,7 @@ __version__ = _version("jax_batched")
 __all__ = [
     "BackendInfo",
     "LinalgOverride",
+    "LstsqResult",
     "QRResult",
     "RefinementInfo",
     "SlogdetResult",
@@ -37,6 +39,7 @@ __all__ = [
     "householder_product",
     "inv",
     "keep_freed_memory",
+    "lstsq",
     "lu",
     "lu_factor",
     "lu_solve",

@@ -11,15 +11,25 @@ from jax_batched._core import Operation, Params
 from jax_batched._core.overriding import override_lowering
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import lu_op
+from jax_batched.qr import householder_product_op, qr_multiply_op, qr_op
 from jax_batched.triangular_solve import triangular_solve_op
 
 
 class _Row(NamedTuple):
-    """One of JAX's primitives, the operation that it becomes, and that one's parameters."""
+    """One of JAX's primitives, the operation that it becomes, and that one's parameters.
+
+    None for parameters: the call stays JAX's.
+    """
 
     primitive: Any
     operation: Operation
-    adapt: Callable[[Params], Params]
+    adapt: Callable[[Params], Params | None]
+
+
+def _qr(params: Params) -> Params | None:
+    if params["pivoting"]:
+        return None
+    return {"mode": "complete" if params["full_matrices"] else "reduced"}
 
 
 # `cholesky_p` reads the lower triangle; JAX symmetrises before it and clears the upper one after.
@@ -31,6 +41,13 @@ _TABLE = (
     ),
     _Row(jax.lax.linalg.triangular_solve_p, triangular_solve_op, lambda params: params),
     _Row(jax.lax.linalg.lu_p, lu_op, lambda params: {}),
+    _Row(jax.lax.linalg.qr_p, qr_op, _qr),
+    _Row(jax.lax.linalg.householder_product_p, householder_product_op, lambda params: {}),
+    _Row(
+        jax.lax.linalg.ormqr_p,
+        qr_multiply_op,
+        lambda params: {"adjoint": params["transpose"]} if params["left"] else None,
+    ),
 )
 
 _lock = threading.Lock()
@@ -74,12 +91,13 @@ class LinalgOverride:
 
 
 def override_jax_linalg() -> LinalgOverride:
-    """Makes JAX's own `cholesky`, `triangular_solve` and `lu` use the kernels of this library.
+    """Makes JAX's own `cholesky`, `triangular_solve`, `lu` and `qr` use this library's kernels.
 
-    The three primitives of `jax.lax.linalg` are lowered to our kernels on CPU and CUDA (`lu` on CPU
-    alone), so that `jnp.linalg.{cholesky, solve, inv, det, slogdet}`, their namesakes in
-    `jax.scipy.linalg`, its `cho_factor`, `cho_solve`, `lu_factor`, `lu_solve`, `solve_triangular`
-    and every library and program that calls them run on them without a change of theirs::
+    These primitives of `jax.lax.linalg`, `householder_product` and `ormqr` are lowered to our
+    kernels on CPU and CUDA (those of QR on CPU alone), so that `jnp.linalg.{cholesky, solve, inv,
+    det, slogdet, qr}`, their namesakes in `jax.scipy.linalg`, its `cho_factor`, `cho_solve`,
+    `lu_factor`, `lu_solve`, `solve_triangular` and every library and program that calls them run on
+    them without a change of theirs::
 
         jax_batched.override_jax_linalg()  # from here on, for the whole process
 
@@ -88,9 +106,11 @@ def override_jax_linalg() -> LinalgOverride:
 
     Everything but the kernel stays JAX's: the signatures, checks, symmetrising, gradients, batching
     and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, n above
-    512, n = 0, symbolic n, other platforms) keeps JAX's lowering. Results round differently;
-    subnormal numbers are kept where JAX's CPU routines flush them to zero; and a NaN in a matrix
-    makes its whole factor NaN, where some LAPACKs leave the columns before it.
+    512, n = 0, symbolic n, other platforms) keeps JAX's lowering. So do `qr` with pivoting or with
+    ``mode="raw"``, `ormqr` from the right, and `jnp.linalg.lstsq`, which is a singular value
+    decomposition. Results round differently; subnormal numbers are kept where JAX's CPU routines
+    flush them to zero; and a NaN in a matrix makes its whole factor NaN, where some LAPACKs leave
+    the columns before it.
 
     The override acts when a program is lowered, in all threads. What JAX already compiled or
     lowered keeps what it has, on both sides: a function that ran before is not sped up, and one

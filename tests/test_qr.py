@@ -332,6 +332,40 @@ def test_derivatives_of_singular_matrices_are_nan_alone():
         np.testing.assert_array_equal(bad, np.arange(4) == 1)
 
 
+def test_jaxs_own_functions_under_the_override():
+    a, c = matrices("complex128", 6, 4, 7), matrices("complex128", 6, 2, 7, seed=1)
+    h, taus = jnp.linalg.qr(a, mode="raw")
+    functions = {
+        "qr": [
+            lambda: jnp.linalg.qr(a),
+            lambda: jnp.linalg.qr(a, "complete"),
+            lambda: jnp.linalg.qr(a, "r"),
+            lambda: jax.scipy.linalg.qr(a[0]),
+        ],
+        "householder_product": [lambda: jax.lax.linalg.householder_product(h.mT, taus)],
+        "qr_multiply": [
+            lambda: jax.lax.linalg.ormqr(h.mT, taus, c),
+            lambda: jax.lax.linalg.ormqr(h.mT, taus, c, transpose=True),
+        ],
+        "": [  # these stay JAX's
+            lambda: jax.lax.linalg.ormqr(h.mT, taus, c.mT, left=False),
+            lambda: jax.lax.linalg.qr(a, pivoting=True),
+            lambda: jnp.linalg.qr(a, "raw"),
+            lambda: jnp.linalg.lstsq(a[0], c[0])[0],
+        ],
+    }
+    for name, calls in functions.items():
+        for f in calls:
+            expected = f()
+            with jb.override_jax_linalg():
+                lowered = jax.jit(lambda f=f: f()).lower()
+                text = lowered.as_text()
+                assert (target_name(name or "qr") in text) == bool(name)
+                results = lowered.compile()()
+            for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
 def test_beyond_the_kernels():
     for shape in ((2, 520, 5), (1, 5, 520)):
         a = np.random.default_rng(0).standard_normal(shape)

@@ -132,10 +132,10 @@ void run_one(const QrMultiplyProblem& p, const QrMatrix<T>& g, int64_t index) {
 template <class P>
 struct QrKernels {
   static constexpr Tiers kTiers{
-      {{16, 60}, {32, 85}},
-      {{16, 70}, {32, 90}},
-      {{16, 70}, {32, 90}},
-      {{16, 70}, {32, 90}},
+      {{16, 45}, {96, 77}},
+      {{16, 55}, {64, 75}},
+      {{16, 75}, {28, 85}},
+      {{12, 85}, {20, 95}},
   };
   // By which the tiers choose: of what lies in a group's scratch.
   static int64_t tier_size(const P& p) {

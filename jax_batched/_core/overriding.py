@@ -10,14 +10,14 @@ from jax_batched._core.operation import Operation, Params
 
 
 def override_lowering(
-    primitive: Any, operation: Operation, adapt: Callable[[Params], Params]
+    primitive: Any, operation: Operation, adapt: Callable[[Params], Params | None]
 ) -> Callable[[], None]:
     """Lowers one of JAX's primitives to an operation wherever that has a kernel.
 
     Args:
       primitive: JAX's; its operands are the operation's and its results the operation's first ones.
       operation: what it becomes.
-      adapt: the operation's parameters, given the primitive's.
+      adapt: the operation's parameters, given the primitive's; None where it serves no such call.
 
     Returns:
       A function that restores the former lowering.
@@ -25,14 +25,14 @@ def override_lowering(
     former = {platform: _jax.lowerings(platform).get(primitive) for platform in _ffi.PLATFORMS}
 
     def lower(platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any) -> Any:
-        ours = {**adapt(params), "kernel": ""}
-        if operation.path(platform, ctx, ours).name == "lax":
+        ours = adapt(params)
+        if ours is None or operation.path(platform, ctx, {**ours, "kernel": ""}).name == "lax":
             rule = (former[platform] or _jax.lowerings(None)[primitive]).rule
             return rule(ctx, *operands, **params)
 
         def call(*xs: Any) -> Any:
             with mask.only(None):
-                return operation(*xs, **adapt(params))[: len(ctx.avals_out)]
+                return operation(*xs, **ours)[: len(ctx.avals_out)]
 
         return _jax.mlir.lower_fun(call)(ctx, *operands)
 

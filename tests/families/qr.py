@@ -110,5 +110,16 @@ ROWS = [
         unread=strict_triangle(upper=True, diagonal=True),
         degree=0,
     ),
+    _row(
+        "lstsq",
+        "lstsq",
+        lambda a, b: jb.lstsq(a, b).x,
+        Solve(),
+        kernels=False,
+        composite=True,
+        reduced=False,
+        usual=False,
+    ),
 ]
 SQUARE = {"qr": jb.qr}
+SOLVERS = {"lstsq": lambda a, b: jb.lstsq(a, b).x}

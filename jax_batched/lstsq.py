@@ -1,0 +1,260 @@
+"""Linear least squares."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jax_batched import _checks
+from jax_batched._core import Operation, Params, Rules, lax
+from jax_batched._core.rules import minus
+from jax_batched._core.signature import at_least
+from jax_batched._matrix import adjoint, matmul, real_dtype
+from jax_batched.cho_solve import cho_solve_op
+from jax_batched.cholesky import cholesky_op
+from jax_batched.lu import bad_pivot
+from jax_batched.qr import qr_multiply_op, qr_op
+from jax_batched.triangular_solve import triangular_solve_op
+
+Array = jax.Array
+
+
+class LstsqResult(NamedTuple):
+    """A least squares solution, and what is known of it."""
+
+    x: Array
+    residuals: Array
+    rank: Array
+    info: Array
+
+
+jax.export.register_namedtuple_serialization(LstsqResult, serialized_name="jax_batched.LstsqResult")
+
+
+def lstsq(a: ArrayLike, b: ArrayLike, *, method: str = "qr") -> LstsqResult:
+    """Least squares solution of ``a x = b`` for each full-rank matrix of a batch.
+
+    Args:
+      a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128. With m >= n
+        the x with the smallest ``||b - a x||``; otherwise the smallest x with ``a x = b``.
+      b: right-hand sides of shape ``(..., m, k)``, or one vector ``(m,)``. Batch dimensions
+        broadcast.
+      method: ``"qr"``: Householder QR of a, or of its conjugate transpose; Q is never formed.
+        ``"cholesky"``, for m >= n: the normal equations and one step of refinement, which is faster
+        for m much larger than n. Where their condition is too large for as good a solution, that
+        matrix is solved by QR.
+
+    Returns:
+      ``(x, residuals, rank, info)``: x has shape ``(..., n, k)`` (``(..., n)`` if b is a vector);
+      the residuals ``||b - a x||^2`` are real, of shape ``(..., k)`` (``(...)``); rank and info,
+      int32 of shape ``(...)``, are the number of diagonal entries of R above max(m, n) eps times
+      the largest one, and 0 or the number k (from 1) of the first one that is zero or not finite.
+      x of a matrix whose info is not 0 is NaN; no other is affected. Where info is 0 and the rank
+      is below min(m, n), x has no correct digits.
+
+    Raises:
+      TypeError: an operand is no array or has another dtype.
+      ValueError: shapes do not fit, or method is another word.
+
+    The derivative reuses R, and is NaN where x is. `jax.numpy.linalg.lstsq`, by a singular value
+    decomposition, is for matrices without full rank.
+
+    Algorithm: Golub, "Numerical methods for solving linear least squares problems" (1965);
+    derivative after Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least
+    squares problems whose variables separate" (1973).
+    """
+    _checks.option("lstsq", "method", method, ("qr", "cholesky"))
+    (matrix, rhs), dtype = _checks.operands("lstsq", a=a, b=b)
+    _checks.matrix("lstsq", "a", matrix)
+    m, n = matrix.shape[-2:]
+    columns = rhs[:, None] if rhs.ndim == 1 else rhs
+    if columns.ndim < 2 or columns.shape[-2] != m:
+        raise ValueError(
+            f"lstsq: b must have shape ({m},) or (..., {m}, k) to go with a of shape "
+            f"{matrix.shape}, got {rhs.shape}"
+        )
+    _checks.batches("lstsq", [("a", matrix, 2), ("b", columns, 2)])
+    tall = at_least(n, m)
+    if method == "cholesky" and not tall:
+        raise ValueError(
+            f'lstsq: method="cholesky" takes at least as many rows as columns, got {matrix.shape}'
+        )
+    if 0 in (m, n):
+        batch = jnp.broadcast_shapes(matrix.shape[:-2], columns.shape[:-2])
+        x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)
+        rank = info = jnp.zeros(batch, jnp.int32)
+    elif method == "cholesky":
+        x, rank, info = normal_equations_op(matrix, columns)
+    else:
+        x, rank, info = _by_qr(matrix, columns)
+    residual = columns - matmul(matrix, x)
+    squares = jnp.sum(jnp.real(residual * jnp.conj(residual)), axis=-2)
+    batch = x.shape[:-2]
+    return LstsqResult(
+        _checks.drop_column(x, rhs).astype(dtype),
+        (squares[..., 0] if rhs.ndim == 1 else squares).astype(real_dtype(dtype)),
+        jnp.broadcast_to(rank, batch),
+        jnp.broadcast_to(info, batch),
+    )
+
+
+def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    m, n = a.shape[-2:]
+    tall = at_least(n, m)
+    system = a if tall else adjoint(a)
+    reflections, taus = qr_op(jax.lax.stop_gradient(system), mode="raw")
+    diagonal = jnp.abs(jnp.diagonal(reflections, axis1=-2, axis2=-1))
+    info = bad_pivot(reflections)
+    tolerance = max(m, n) * np.finfo(a.dtype).eps * jnp.max(diagonal, axis=-1)
+    rank = jnp.sum(diagonal > tolerance[..., None], axis=-1, dtype=jnp.int32)
+    (x,) = pseudoinverse_op(system, reflections, taus, b, adjoint=not tall)
+    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
+    return jnp.where((info > 0)[..., None, None], jnp.asarray(nan, x.dtype), x), rank, info
+
+
+def _solve_triangle(reflections: Array, b: Array, *, adjoint: bool) -> Array:
+    n = reflections.shape[-1]
+    (x,) = triangular_solve_op(
+        reflections[..., :n, :],
+        b,
+        left_side=True,
+        lower=False,
+        transpose_a=adjoint,
+        conjugate_a=adjoint and jnp.iscomplexobj(b),
+        unit_diagonal=False,
+    )
+    return x
+
+
+def _apply(
+    a: Array, reflections: Array, taus: Array, b: Array, *, adjoint: bool
+) -> Sequence[Array]:
+    """R^-1 (Q^H b) without its last rows; or Q (R^-H b) with zeros below."""
+    m, n = a.shape[-2:]
+    if not adjoint:
+        (product,) = qr_multiply_op(reflections, taus, b, adjoint=True)
+        return (_solve_triangle(reflections, product[..., :n, :], adjoint=False),)
+    x = _solve_triangle(reflections, b, adjoint=True)
+    x = jnp.concatenate([x, jnp.zeros((*x.shape[:-2], m - n, x.shape[-1]), x.dtype)], axis=-2)
+    return qr_multiply_op(reflections, taus, x, adjoint=False)
+
+
+def _apply_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """With P the pseudoinverse of a, P P^H = (a^H a)^-1:
+
+    x = P b: dx = P (db - da x) + P P^H da^H (b - a x);
+    x = P^H b: dx = P^H (db - da^H x) + (I - a P) da P x.
+    """
+    (a, *factors, b), (da, *_, db) = primals, tangents
+    (x,) = pseudoinverse_op(a, *factors, b, **params)
+
+    def apply(b: Array, adjoint: bool) -> Array:
+        (x,) = pseudoinverse_op(a, *factors, b, adjoint=adjoint)
+        return x
+
+    if da is None:
+        return (x,), (None if db is None else apply(db, params["adjoint"]),)
+    if not params["adjoint"]:
+        rest = matmul(adjoint(da), b - matmul(a, x))
+        dx = apply(minus(db, matmul(da, x)), False) + apply(apply(rest, True), False)
+        return (x,), (dx,)
+    moved = matmul(da, apply(x, False))
+    dx = apply(minus(db, matmul(adjoint(da), x)), True)
+    return (x,), (dx + moved - matmul(a, apply(moved, False)),)
+
+
+def _apply_transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
+    """The transpose of P is conj(P^H)."""
+    (ct,) = cotangents
+    if ct is None:
+        return (None,)
+    (x,) = pseudoinverse_op(*primals[:-1], jnp.conj(ct), adjoint=not params["adjoint"])
+    return (jnp.conj(x),)
+
+
+# a, m x n with m >= n, its reflections and their factors, b -> P b, or with `adjoint` P^H b, P the
+# pseudoinverse. The factors are a means, and have no derivative here: the matrix itself has one.
+pseudoinverse_op = Operation(
+    "pseudoinverse",
+    Rules(
+        signature=lambda params: (
+            "(m,n),(m,n),(n),(n,k)->(m,k)" if params["adjoint"] else "(m,n),(m,n),(n),(m,k)->(n,k)"
+        ),
+        paths=(lax(_apply, broadcasts=True),),
+        jvp=_apply_jvp,
+        transpose=_apply_transpose,
+    ),
+)
+
+
+def _normal_equations(a: Array, b: Array) -> Sequence[Array]:
+    """x from a^H a, refined once; by QR where that does not converge fast enough.
+
+    With a condition c an error is multiplied by r = c^2 eps in a step, which leaves r^2 of x. QR
+    leaves c eps, which is more if r < eps^(1/3).
+    """
+    n = a.shape[-1]
+    form = np.finfo(a.dtype)
+    # Powers of two that bring the columns to the same size: they change no digit of x.
+    exponent = jnp.frexp(jnp.max(jnp.abs(a), axis=-2, keepdims=True))[1]
+    d = jnp.exp2(-jnp.clip(exponent, form.minexp + 2, form.maxexp - 2).astype(form.dtype))
+    scaled = a * d.astype(a.dtype)
+    factor, failed = cholesky_op(
+        matmul(adjoint(scaled), scaled), upper=False, symmetrize=False, accuracy="ieee"
+    )
+
+    def solve(b: Array) -> Array:
+        (x,) = cho_solve_op(factor, matmul(adjoint(scaled), b), lower=True)
+        return x
+
+    x = solve(b)
+    step = solve(b - matmul(scaled, x))
+    limit = 0.5 * float(form.eps) ** (1 / 3)
+    converges = jnp.linalg.norm(step, axis=-2) <= limit * jnp.linalg.norm(x, axis=-2)
+    diagonal = jnp.real(jnp.diagonal(factor, axis1=-2, axis2=-1))
+    well = jnp.min(diagonal, axis=-1) > limit * jnp.max(diagonal, axis=-1)
+    good = (failed == 0) & well & converges.all(-1)
+    x = (x + step) * jnp.swapaxes(d, -1, -2).astype(a.dtype)
+    rank, info = jnp.full(good.shape, n, jnp.int32), jnp.zeros(good.shape, jnp.int32)
+
+    def rescued() -> tuple[Array, Array, Array]:
+        others = _by_qr(a, b)
+        return (
+            jnp.where(good[..., None, None], x, others[0]),
+            jnp.where(good, rank, others[1]),
+            jnp.where(good, info, others[2]),
+        )
+
+    results: Sequence[Array] = jax.lax.cond(good.all(), lambda: (x, rank, info), rescued)
+    return results
+
+
+def _normal_equations_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """That of the same function by QR."""
+    del params
+    if all(t is None for t in tangents):
+        return normal_equations_op(*primals), (None, None, None)
+    given = [jnp.zeros_like(x) if t is None else t for x, t in zip(primals, tangents, strict=True)]
+    _, (dx,) = jax.jvp(lambda a, b: _by_qr(a, b)[:1], primals, tuple(given))
+    return normal_equations_op(*primals), (dx, None, None)
+
+
+normal_equations_op = Operation(
+    "normal_equations",
+    Rules(
+        signature=lambda params: "(m,n),(m,k)->(n,k),(),()",
+        paths=(lax(_normal_equations),),
+        jvp=_normal_equations_jvp,
+        result_dtypes=(None, jnp.int32, jnp.int32),
+    ),
+)
