@@ -74,6 +74,11 @@ def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> 
     return product_ratio(eps, -outer - outer.mT, gradient + gradient.mT)
 
 
+def _qr_ratio(eps: float, a: Array, q: Array) -> Array:
+    unitary = product_ratio(eps, np.broadcast_to(np.eye(a.shape[-1]), a.shape), q.mT @ q)
+    return np.maximum(unitary, product_ratio(eps, a, q @ np.triu(q.mT @ a)))
+
+
 def _lu_ratio(eps: float, a: Array, lu: Array) -> Array:
     n = a.shape[-1]
     lower = np.tril(lu, -1) + np.eye(*a.shape[-2:])
@@ -238,6 +243,14 @@ OPERATIONS: dict[str, Operation] = {
             "jax_batched": lambda a: jb.slogdet(a)[1],
             "jax": lambda a: jnp.linalg.slogdet(a)[1],
             "torch": lambda a: torch().linalg.slogdet(a)[1],
+    "qr": Operation(
+        operands=("general",),
+        floor=lambda n, nrhs: 3 * n * n,
+        ratio=_qr_ratio,
+        calls={
+            "jax_batched": lambda a: jb.qr(a)[0],
+            "jax": lambda a: jnp.linalg.qr(a)[0],
+            "torch": lambda a: torch().linalg.qr(a).Q,
         },
     ),
     "grad_logdet": Operation(

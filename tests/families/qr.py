@@ -121,5 +121,7 @@ ROWS = [
         usual=False,
     ),
 ]
+# Of a square matrix, without a row.
+PROGRAMS = {"least_squares": lambda a: (jb.qr(a, "complete"), jb.qr(a, "raw"), jb.lstsq(a, a))}
 SQUARE = {"qr": jb.qr}
 SOLVERS = {"lstsq": lambda a, b: jb.lstsq(a, b).x}
