@@ -243,6 +243,8 @@ OPERATIONS: dict[str, Operation] = {
             "jax_batched": lambda a: jb.slogdet(a)[1],
             "jax": lambda a: jnp.linalg.slogdet(a)[1],
             "torch": lambda a: torch().linalg.slogdet(a)[1],
+        },
+    ),
     "qr": Operation(
         operands=("general",),
         floor=lambda n, nrhs: 3 * n * n,

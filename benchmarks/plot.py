@@ -37,6 +37,7 @@ TITLES = {
     "lu_tall": "LU factorization, twice as many rows as columns",
     "solve_gen": "Solve, general",
     "inv": "Inverse",
+    "qr": "QR factorization, reduced",
     "det": "Determinant",
     "slogdet": "Logarithm of a determinant",
     "grad_solve_gen": "Gradient of a general solution",

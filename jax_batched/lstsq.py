@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
-from jax_batched._core import Operation, Params, Rules, lax
+from jax_batched._core import Operation, Params, Rules, lax, mask
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import at_least
 from jax_batched._matrix import adjoint, matmul, real_dtype
@@ -35,7 +35,9 @@ class LstsqResult(NamedTuple):
 jax.export.register_namedtuple_serialization(LstsqResult, serialized_name="jax_batched.LstsqResult")
 
 
-def lstsq(a: ArrayLike, b: ArrayLike, *, method: str = "qr") -> LstsqResult:
+def lstsq(
+    a: ArrayLike, b: ArrayLike, *, method: str = "qr", where: ArrayLike | None = None
+) -> LstsqResult:
     """Least squares solution of ``a x = b`` for each full-rank matrix of a batch.
 
     Args:
@@ -47,6 +49,8 @@ def lstsq(a: ArrayLike, b: ArrayLike, *, method: str = "qr") -> LstsqResult:
         ``"cholesky"``, for m >= n: the normal equations and one step of refinement, which is faster
         for m much larger than n. Where their condition is too large for as good a solution, that
         matrix is solved by QR.
+      where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
+        are zero but for ``info``, -1, and a and b count for nothing.
 
     Returns:
       ``(x, residuals, rank, info)``: x has shape ``(..., n, k)`` (``(..., n)`` if b is a vector);
@@ -57,7 +61,7 @@ def lstsq(a: ArrayLike, b: ArrayLike, *, method: str = "qr") -> LstsqResult:
       is below min(m, n), x has no correct digits.
 
     Raises:
-      TypeError: an operand is no array or has another dtype.
+      TypeError: an operand is no array or has another dtype; where is not bool.
       ValueError: shapes do not fit, or method is another word.
 
     The derivative reuses R, and is NaN where x is. `jax.numpy.linalg.lstsq`, by a singular value
@@ -83,22 +87,30 @@ def lstsq(a: ArrayLike, b: ArrayLike, *, method: str = "qr") -> LstsqResult:
         raise ValueError(
             f'lstsq: method="cholesky" takes at least as many rows as columns, got {matrix.shape}'
         )
-    if 0 in (m, n):
-        batch = jnp.broadcast_shapes(matrix.shape[:-2], columns.shape[:-2])
-        x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)
-        rank = info = jnp.zeros(batch, jnp.int32)
-    elif method == "cholesky":
-        x, rank, info = normal_equations_op(matrix, columns)
-    else:
-        x, rank, info = _by_qr(matrix, columns)
+    batch = _checks.batch_of(matrix, columns)
+    wanted = _checks.mask("lstsq", where, batch)
+    if wanted is not None:
+        wanted = jnp.broadcast_to(wanted, batch)
+        columns = mask.kept(jnp.broadcast_to(columns, (*batch, *columns.shape[-2:])), wanted, 2)
+    with mask.only(wanted):
+        if 0 in (m, n):
+            x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)
+            rank = info = jnp.zeros(batch, jnp.int32)
+        elif method == "cholesky":
+            x, rank, info = normal_equations_op(matrix, columns)
+        else:
+            x, rank, info = _by_qr(matrix, columns)
     residual = columns - matmul(matrix, x)
+    rank, info = jnp.broadcast_to(rank, batch), jnp.broadcast_to(info, batch)
+    if wanted is not None:
+        x, residual = mask.kept(x, wanted, 2), mask.kept(residual, wanted, 2)
+        rank, info = jnp.where(wanted, rank, 0), jnp.where(wanted, info, -1)
     squares = jnp.sum(jnp.real(residual * jnp.conj(residual)), axis=-2)
-    batch = x.shape[:-2]
     return LstsqResult(
         _checks.drop_column(x, rhs).astype(dtype),
         (squares[..., 0] if rhs.ndim == 1 else squares).astype(real_dtype(dtype)),
-        jnp.broadcast_to(rank, batch),
-        jnp.broadcast_to(info, batch),
+        rank,
+        info,
     )
 
 

@@ -30,18 +30,23 @@ jax.export.register_namedtuple_serialization(QRResult, serialized_name="jax_batc
 
 
 @overload
-def qr(a: ArrayLike, mode: Literal["reduced", "complete", "raw"] = ...) -> QRResult: ...
+def qr(
+    a: ArrayLike,
+    mode: Literal["reduced", "complete", "raw"] = ...,
+    *,
+    where: ArrayLike | None = ...,
+) -> QRResult: ...
 
 
 @overload
-def qr(a: ArrayLike, mode: Literal["r"]) -> Array: ...
+def qr(a: ArrayLike, mode: Literal["r"], *, where: ArrayLike | None = ...) -> Array: ...
 
 
 @overload
-def qr(a: ArrayLike, mode: str) -> QRResult | Array: ...
+def qr(a: ArrayLike, mode: str, *, where: ArrayLike | None = ...) -> QRResult | Array: ...
 
 
-def qr(a: ArrayLike, mode: str = "reduced") -> QRResult | Array:
+def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -> QRResult | Array:
     """QR factorization of each matrix of a batch by Householder reflections.
 
     The signature of `jax.numpy.linalg.qr`.
@@ -51,6 +56,8 @@ def qr(a: ArrayLike, mode: str = "reduced") -> QRResult | Array:
       mode: ``"reduced"``: Q of shape ``(..., m, k)`` and R ``(..., k, n)``, k = min(m, n);
         ``"complete"``: ``(..., m, m)`` and ``(..., m, n)``; ``"r"``: R of ``"reduced"`` alone, Q is
         never formed; ``"raw"``: the reflections.
+      where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
+        are zero, and a counts for nothing.
 
     Returns:
       ``(Q, R)`` of a's dtype; with ``"r"`` R; with ``"raw"`` a pair ``(h, taus)`` as
@@ -60,8 +67,8 @@ def qr(a: ArrayLike, mode: str = "reduced") -> QRResult | Array:
       the first m columns concerns its own column of R alone.
 
     Raises:
-      TypeError: a is no array or has another dtype.
-      ValueError: a is not a batch of matrices, or mode is another word.
+      TypeError: a is no array or has another dtype; where is not bool.
+      ValueError: a is not a batch of matrices, mode is another word, or where has another shape.
 
     Signs are LAPACK's: a diagonal entry of R is real, and of the sign opposite to the entry that it
     replaced, which stays where there is nothing to eliminate. Sums of squares neither overflow nor
@@ -75,7 +82,8 @@ def qr(a: ArrayLike, mode: str = "reduced") -> QRResult | Array:
     _checks.option("qr", "mode", mode, MODES)
     (matrix,), dtype = _checks.operands("qr", a=a)
     _checks.matrix("qr", "a", matrix)
-    results = [x.astype(dtype) for x in qr_op(matrix, mode=mode)]
+    wanted = _checks.mask("qr", where, matrix.shape[:-2])
+    results = [x.astype(dtype) for x in qr_op(matrix, mode=mode, where=wanted)]
     if mode == "r":
         return results[0]
     if mode == "raw":
@@ -83,7 +91,7 @@ def qr(a: ArrayLike, mode: str = "reduced") -> QRResult | Array:
     return QRResult(*results)
 
 
-def householder_product(a: ArrayLike, taus: ArrayLike) -> Array:
+def householder_product(a: ArrayLike, taus: ArrayLike, *, where: ArrayLike | None = None) -> Array:
     """The first columns of Q, from the reflections of each matrix of a batch.
 
     The signature of `jax.lax.linalg.householder_product`.
@@ -93,6 +101,7 @@ def householder_product(a: ArrayLike, taus: ArrayLike) -> Array:
         as LAPACK's geqrf leaves them: ``h.mT`` of ``h, taus = qr(x, mode="raw")``. Dtypes as in
         `qr`.
       taus: their factors, of shape ``(..., k)`` with k <= n. Batch dimensions broadcast.
+      where: as in `qr`.
 
     Returns:
       The first n columns of the product of the k reflections, of shape ``(..., m, n)``.
@@ -109,12 +118,20 @@ def householder_product(a: ArrayLike, taus: ArrayLike) -> Array:
             f"householder_product: a must have at least as many rows as columns, got {matrix.shape}"
         )
     _check_taus("householder_product", matrix, factors, n)
-    (q,) = householder_product_op(matrix, factors)
+    batch = jnp.broadcast_shapes(matrix.shape[:-2], factors.shape[:-1])
+    wanted = _checks.mask("householder_product", where, batch)
+    (q,) = householder_product_op(matrix, factors, where=wanted)
     return q.astype(dtype)
 
 
 def qr_multiply(
-    a: ArrayLike, taus: ArrayLike, c: ArrayLike, *, left: bool = True, adjoint: bool = False
+    a: ArrayLike,
+    taus: ArrayLike,
+    c: ArrayLike,
+    *,
+    left: bool = True,
+    adjoint: bool = False,
+    where: ArrayLike | None = None,
 ) -> Array:
     """Products with the square Q of each matrix of a batch, without forming it.
 
@@ -125,6 +142,7 @@ def qr_multiply(
         Batch dimensions broadcast.
       left: ``Q c``; otherwise ``c Q``.
       adjoint: the conjugate transpose of Q in place of Q.
+      where: as in `qr`.
 
     Returns:
       The product, of c's shape with the broadcast batch dimensions.
@@ -149,11 +167,11 @@ def qr_multiply(
             f"{other.shape}"
         )
     _checks.batches("qr_multiply", [("a", matrix, 2), ("taus", factors, 1), ("c", columns, 2)])
-    if left:
-        (x,) = qr_multiply_op(matrix, factors, columns, adjoint=conjugate)
-    else:
-        (x,) = qr_multiply_op(matrix, factors, _adjoint(columns), adjoint=not conjugate)
-        x = _adjoint(x)
+    shapes = (matrix.shape[:-2], factors.shape[:-1], columns.shape[:-2])
+    chosen = _checks.mask("qr_multiply", where, jnp.broadcast_shapes(*shapes))
+    c = columns if left else _adjoint(columns)
+    (x,) = qr_multiply_op(matrix, factors, c, adjoint=conjugate == left, where=chosen)
+    x = x if left else _adjoint(x)
     return _checks.drop_column(x, other, left_side=left).astype(dtype)
 
 

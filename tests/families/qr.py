@@ -87,12 +87,12 @@ def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) ->
 
 
 ROWS = [
-    _row("qr-reduced", "qr", lambda a: jb.qr(a)[0], Orthogonal()),
+    _row("qr-reduced", "qr", lambda a, **options: jb.qr(a, **options)[0], Orthogonal()),
     _row("qr-r", "qr", jb.qr, Triangle(), options={"mode": "r"}, usual=False),
     _row(
         "householder_product",
         "householder_product",
-        lambda a: jb.householder_product(a, taus_of(a)),
+        lambda a, **options: jb.householder_product(a, taus_of(a), **options),
         Unitary(),
         matrix=product_of_reflections,
         make=_reflections,
@@ -113,7 +113,7 @@ ROWS = [
     _row(
         "lstsq",
         "lstsq",
-        lambda a, b: jb.lstsq(a, b).x,
+        lambda a, b, **options: jb.lstsq(a, b, **options).x,
         Solve(),
         kernels=False,
         composite=True,

@@ -126,7 +126,7 @@ Kernel<P> tiered_kernel() {
     return with_element_type(p.dtype, [&](auto t) {
       constexpr int64_t kAll = kLanes<decltype(t)>;
       int64_t least = 1;
-      while (least <= kAll && lanes_end<decltype(t)>(Family::kTiers, p, 0, least) == 0) ++least;
+      while (least <= kAll && lanes_end<decltype(t), Family>(p, 0, least) == 0) ++least;
       return least <= kAll ? Group{kAll, least} : Group{1, 1};
     });
   };
