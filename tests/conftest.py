@@ -29,30 +29,42 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "every_row: the cover has every row of the table")
+    config.addinivalue_line("markers", "only_exhaustive: no part of the cover")
     if not config.getoption("--exhaustive"):
         # Programs here are short and run once: compiling them is what takes the time.
         os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+        if jax.__version_info__ < (0, 11):  # which later ones do not know
+            os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+        import hypothesis
+
+        hypothesis.settings.register_profile("cover", max_examples=30)
+        hypothesis.settings.load_profile("cover")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Without --exhaustive, leaves a cover of the cases of each test (see selection.py)."""
+    """Without --exhaustive, leaves a cover of the cases of each file's tests (see selection.py)."""
     if config.getoption("--exhaustive"):
         return
     import selection  # which imports the library: not before the flags are set
 
-    tests = {}
+    files = {}
     for item in items:
+        if item.get_closest_marker("only_exhaustive") is not None:
+            continue
+        tests = files.setdefault(item.path, {})
         tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     kept = set()
-    for name, cases in tests.items():
-        parameters = [getattr(item, "callspec", None) for item in cases]
+    for tests in files.values():
+        specs = {
+            name: [getattr(item, "callspec", None) for item in cases]
+            for name, cases in tests.items()
+        }
         chosen = selection.cover(
-            [{} if spec is None else spec.params for spec in parameters],
-            name,
-            every_row=cases[0].get_closest_marker("every_row") is not None,
+            {name: [{} if x is None else x.params for x in cases] for name, cases in specs.items()},
+            every_row=[x for x in tests if tests[x][0].get_closest_marker("every_row") is not None],
         )
-        kept.update(cases[i].nodeid for i in chosen)
+        kept.update(tests[name][i].nodeid for name in tests for i in chosen[name])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
 

@@ -5,40 +5,43 @@ import itertools
 import ops
 import selection
 
+PAIRED = ("op", "dtype", "kernel")
 
-def test_a_cover_has_every_value_and_every_pair_of_operation_dtype_and_kernel():
+
+def facets(case, names):
+    return tuple(case[x].operation if x == "op" else case[x] for x in names)
+
+
+def test_a_cover_has_every_value_in_each_test_and_every_pair_in_the_file():
     rows = ops.WITH_KERNELS
     product = itertools.product(rows, ops.DTYPES, ("", "lax"), (1, 2, 3))
-    cases = [
-        {"op": op, "dtype": dtype, "kernel": kernel, "n": n} for op, dtype, kernel, n in product
-    ]
-    chosen = [cases[i] for i in selection.cover(cases, "a test")]
-    operations = {op.operation for op in rows}
-    assert {(x["op"].operation, x["dtype"]) for x in chosen} == {
-        *itertools.product(operations, ops.DTYPES)
-    }
-    assert {(x["dtype"], x["kernel"]) for x in chosen} == {
-        *itertools.product(ops.DTYPES, ("", "lax"))
-    }
-    assert {(x["op"].operation, x["kernel"]) for x in chosen} == {
-        *itertools.product(operations, ("", "lax"))
-    }
-    assert {x["n"] for x in chosen} == {1, 2, 3}
-    assert len(chosen) <= 2 * len(operations) * len(ops.DTYPES)
+    cases = [dict(zip((*PAIRED, "n"), values, strict=True)) for values in product]
+    tests = {"one test": cases, "another": cases}
+    cover = selection.cover(tests)
+    chosen = {name: [cases[i] for i in cover[name]] for name in tests}
+    operations = len({op.operation for op in rows})
+    for some in chosen.values():
+        for name in (*PAIRED, "n"):
+            assert {facets(x, [name]) for x in some} == {facets(x, [name]) for x in cases}
+    both = [*chosen["one test"], *chosen["another"]]
+    for pair in itertools.combinations(PAIRED, 2):
+        assert {facets(x, pair) for x in both} == {facets(x, pair) for x in cases}
+    assert len(both) <= 2 * operations * len(ops.DTYPES)
 
 
 def test_every_row_of_a_test_that_asks_for_it():
     cases = [{"op": op} for op in ops.TABLE]
-    assert selection.cover(cases, "a test", every_row=True) == set(range(len(cases)))
-    assert len(selection.cover(cases, "a test")) == len({op.operation for op in ops.TABLE})
+    cover = selection.cover({"all": cases, "some": cases}, every_row=["all"])
+    assert cover["all"] == set(range(len(cases)))
+    assert len(cover["some"]) == len({op.operation for op in ops.TABLE})
 
 
 def test_tests_of_other_names_take_other_rows():
     cases = [{"op": op} for op in ops.of("triangular_solve")]
-    chosen = {min(selection.cover(cases, f"test {i}")) for i in range(500)}
-    assert chosen == set(range(len(cases)))
+    cover = selection.cover({f"test {i}": cases for i in range(500)})
+    assert {min(chosen) for chosen in cover.values()} == set(range(len(cases)))
 
 
 def test_a_case_alone_is_kept():
-    assert selection.cover([{}], "a test") == {0}
-    assert selection.cover([{"op": ops.TABLE[0], "n": 3}], "a test") == {0}
+    tests = {"a test": [{}], "another": [{"op": ops.TABLE[0], "n": 3}]}
+    assert selection.cover(tests) == {"a test": {0}, "another": {0}}
