@@ -1,6 +1,6 @@
 """Independent calls of one operation and their gradients in one program, on two threads.
 
-Run by test_independent_calls.py in a process of its own: `python independent_calls.py ROW`.
+Run by test_independent_calls.py in a process of its own: `python independent_calls.py ROW...`.
 """
 
 import os
@@ -37,4 +37,5 @@ def main(row: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    for row in sys.argv[1:]:
+        main(row)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 FUZZ = settings(
     derandomize=True,
     deadline=None,
-    max_examples=100,
     suppress_health_check=[HealthCheck.too_slow],
 )
 ROWS = [op for op in ops.TABLE if op.kernels]

@@ -48,6 +48,7 @@ def data(n=12):
     return jnp.asarray(x), jnp.asarray(np.sin(x) + 0.1 * rng.normal(size=n))
 
 
+@pytest.mark.only_exhaustive  # the sampler takes long to compile
 def test_gaussian_process_regression_by_nuts(with_and_without, programs):
     pytest.importorskip("numpyro")
     program = functools.partial(programs.posterior, *data(), 2, jax.random.key(0))
