@@ -13,12 +13,17 @@ endif()
 file(GLOB kernel_sources CONFIGURE_DEPENDS ffi/cpu/*.cc)
 list(FILTER kernel_sources EXCLUDE REGEX "/handlers\\.cc$")
 list(APPEND kernel_sources ffi/cpu/engine/kernels.cc)
+# What these have in common, substitutions above all, is compiled once.
+set_source_files_properties(ffi/cpu/cho_solve.cc ffi/cpu/cholesky.cc ffi/cpu/cholesky_pullback.cc
+                            ffi/cpu/solve_pos.cc ffi/cpu/triangular_solve.cc
+                            PROPERTIES UNITY_GROUP cholesky)
 file(GLOB reference_sources CONFIGURE_DEPENDS ffi/cpu/reference/*.cc)
 set(kernel_objects "")
 foreach(isa IN LISTS isas)
   add_library(kernels_${isa} OBJECT ${kernel_sources})
   jax_batched_target(kernels_${isa})
   target_compile_definitions(kernels_${isa} PRIVATE JAX_BATCHED_ISA=${isa})
+  set_target_properties(kernels_${isa} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
   # -ffp-contract=off: only the FMAs that the source writes. No errno, no traps: sqrt and selects
   # vectorise; results are unchanged.
   target_compile_options(kernels_${isa} PRIVATE ${isa_${isa}_flags} -O3 -ffp-contract=off
