@@ -105,7 +105,7 @@ def right_hand_side(
 
 
 def mask(operation: str, where: ArrayLike | None, batch: Sequence[Any]) -> Array | None:
-    """Which entries of a batch are computed, None: all."""
+    """Which entries of a batch are computed, with as many dimensions; None: all."""
     if where is None:
         return None
     try:
@@ -127,7 +127,7 @@ def mask(operation: str, where: ArrayLike | None, batch: Sequence[Any]) -> Array
             f"{operation}: where of shape {given.shape} does not broadcast to the batch dimensions "
             f"{tuple(batch)}"
         )
-    return given
+    return given.reshape((*[1] * (len(batch) - given.ndim), *given.shape))
 
 
 def batch_of(*arrays: Array) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _lapack
-from jax_batched._core import Operation, Params, Rules, kernel, lax
+from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
 from jax_batched._matrix import adjoint, hermitian_input, matmul, triangle
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
 
@@ -132,6 +132,9 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
     lower_factor = _lapack.cholesky(hermitian)
     diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
     failed = jnp.isnan(diagonal).any(-1)
+    wanted = mask.current()
+    if wanted is not None:
+        failed = failed & wanted
     info = jax.lax.cond(
         failed.any(),
         lambda: jnp.where(failed, _first_bad_pivot(hermitian), 0),

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
-from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
+from jax_batched._core import Operation, Params, Rules, composed, kernel, lax, mask
 from jax_batched._matrix import matmul, real_dtype
 from jax_batched.lu import lu_op, solve_with_factors
 
@@ -198,9 +198,12 @@ def _det_jvp(
     """d det = det tr(a^-1 da)."""
     (a,), (da,) = primals, tangents
     (determinant,) = det_op(a, **params)
-    if da is None:
+    if da is None or a.shape[-1] == 0:
         return (determinant,), (None,)
     singular = determinant == 0
+    wanted = mask.current()
+    if wanted is not None:
+        singular = singular & wanted
     inverse = jnp.where(singular[..., None, None], jnp.zeros_like(a), _inverse(a))
     regular = determinant * _trace_of_product(inverse, da)
     by_cofactors = jax.lax.cond(

@@ -73,9 +73,10 @@ def lu(
     wanted = _checks.mask("lu", where, matrix.shape[:-2])
     factors, pivots, permutation, info = lu_op(matrix, where=wanted)
     if 0 in matrix.shape[-2:]:
-        permutation = permutation + jnp.arange(matrix.shape[-2], dtype=jnp.int32)
+        rank = permutation.ndim
+        permutation = jax.lax.broadcasted_iota(jnp.int32, permutation.shape, rank - 1)
         if wanted is not None:
-            permutation = jnp.where(wanted[..., None], permutation, 0)
+            permutation = mask.kept(permutation, jnp.broadcast_to(wanted, info.shape), 1)
     results = (factors.astype(dtype), pivots, permutation)
     return (*results, info) if _checks.flag("lu", "return_info", return_info) else results
 
@@ -163,7 +164,11 @@ def lu_solve(
     columns = _checks.right_hand_side("lu_solve", matrix, rhs, name="lu")
     n = matrix.shape[-1]
     rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), n)
-    with mask.only(_checks.mask("lu_solve", where, _checks.batch_of(matrix, columns))):
+    batch = _checks.batch_of(matrix, columns)
+    wanted = _checks.mask("lu_solve", where, batch)
+    if wanted is not None:
+        wanted = jnp.broadcast_to(wanted, batch)
+    with mask.only(wanted):
         x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
     return _checks.drop_column(x, rhs).astype(dtype)
 
@@ -208,11 +213,11 @@ def _jvp(
         return results, [None] * 4
     m, n = a.shape[-2:]
     k = min(m, n)
-    dtype = factors.dtype
-    lower, upper = jnp.zeros((*a.shape[:-2], m, m), dtype), jnp.zeros((*a.shape[:-2], n, n), dtype)
-    lower = lower.at[..., :, :k].set(triangle(factors[..., :, :k], upper=False, strict=True))
+    batch = [(0, 0)] * (a.ndim - 2)
+    lower = triangle(factors[..., :, :k], upper=False, strict=True)
+    lower = jnp.pad(lower, [*batch, (0, 0), (0, m - k)])
     lower = jnp.where(jnp.eye(m, dtype=bool), jnp.ones_like(lower), lower)
-    upper = upper.at[..., :k, :].set(triangle(factors[..., :k, :], upper=True))
+    upper = jnp.pad(triangle(factors[..., :k, :], upper=True), [*batch, (0, n - k), (0, 0)])
     beyond = jnp.diag(jnp.arange(n) >= k)
     upper = jnp.where(beyond, jnp.ones_like(upper), upper)
     flags: dict[str, Any] = {"transpose_a": False, "conjugate_a": False}

@@ -40,7 +40,6 @@ class CallReader {
     return p;
   }
   const ffi::Error& error() const { return error_; }
-  // What has been read of them.
   const Results& results() const { return read_results_; }
 
   template <class Rows, class Columns>
@@ -70,7 +69,7 @@ class CallReader {
   // An integer of each matrix, and `size` of them.
   int32_t* info() {
     const Array array = next_result("info", 0);
-    read_results_.result[read_results_.count - 1].is_info = true;
+    if (error_.success()) read_results_.result[read_results_.count - 1].is_info = true;
     return integers("info", array);
   }
   int32_t* integers(const char* name, int64_t size) {
@@ -175,15 +174,14 @@ class CallReader {
   }
   Array next_result(const char* name, size_t core_rank) {
     auto buffer = results_.get<ffi::AnyBuffer>(next_result_++);
-    Results::Result& result = read_results_.result[read_results_.count++];
-    if (buffer.has_value()) {
+    if (buffer.has_value() && read_results_.count < Results::kMax) {
       const Array array = split(name, **buffer, core_rank);
       const int64_t matrices = std::max<int64_t>(1, array.batch_count());
-      result = {array.data, static_cast<int64_t>((*buffer)->size_bytes()) / matrices, false};
+      const int64_t bytes = static_cast<int64_t>((*buffer)->size_bytes()) / matrices;
+      read_results_.result[read_results_.count++] = {array.data, bytes, /*is_info=*/false};
       return array;
     }
-    result = {};
-    fail(std::string(name) + ": result is missing");
+    fail(std::string(name) + ": result is missing, or there are more than are known of");
     return {};
   }
   Array split(const char* name, const ffi::AnyBuffer& buffer, size_t core_rank) {

@@ -36,7 +36,7 @@ struct Results {
   };
   static constexpr int kMax = 4;
 
-  Result result[kMax];
+  Result result[kMax]{};
   int count = 0;
 };
 

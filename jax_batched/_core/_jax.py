@@ -45,6 +45,18 @@ def with_spec(sharding: Any, spec: tuple[Any, ...]) -> Any:
     return sharding.update(spec=jax.sharding.PartitionSpec(*spec))
 
 
+def sharded_like(mask: Array, x: Array) -> Array:
+    """A mask of a batch, spread over an explicit mesh as the batch dimensions of x are."""
+    spec = [
+        axis if size != 1 else None
+        for axis, size in zip(spec_of(jax.typeof(x)), mask.shape, strict=False)
+    ]
+    if all(axis is None for axis in spec):
+        return mask
+    spread: Array = jax.sharding.reshard(mask, jax.sharding.PartitionSpec(*spec))
+    return spread
+
+
 def align_varying_axes(operands: Sequence[Array]) -> list[Array]:
     """Inside shard_map: makes all operands vary over the union of their manual axes."""
     varying = [jax.typeof(x).manual_axis_type.varying for x in operands]

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_batched._core import _jax
+
 Array = jax.Array
 
 _current: contextvars.ContextVar[Array | None] = contextvars.ContextVar("where", default=None)
@@ -19,7 +21,7 @@ _current: contextvars.ContextVar[Array | None] = contextvars.ContextVar("where",
 
 @contextlib.contextmanager
 def only(mask: Array | None) -> Iterator[None]:
-    """Under this mask (None: under none) is what is traced inside."""
+    """Under this mask (None: under none) is what is traced inside. It has all batch dimensions."""
     token = _current.set(mask)
     try:
         yield
@@ -32,16 +34,17 @@ def current() -> Array | None:
 
 
 def of_batch(mask: Array, batch: Sequence[Any]) -> Array:
-    """The mask for a batch with its dimensions first, and maybe others after them.
-
-    Where the batch has size 1 an entry is computed if any of those is that it serves.
-    """
+    """The mask for arrays whose batch has size 1 in some dimensions, and maybe more of them at the
+    end. What serves several entries is computed if one of them is."""
+    assert mask.ndim <= len(batch)
     shared = tuple(d for d in range(mask.ndim) if batch[d] == 1)
-    reduced = jnp.any(mask, axis=shared, keepdims=True)
+    reduced = jnp.any(mask, axis=shared, keepdims=True) if shared else mask
     return reduced.reshape(*reduced.shape, *[1] * (len(batch) - mask.ndim))
 
 
-def kept(x: Array, mask: Array, core_rank: int) -> Array:
-    """x, an array with that many dimensions beside the batch's, with zeros in the other entries."""
-    own = of_batch(mask, x.shape[: x.ndim - core_rank])
-    return jnp.where(own.reshape(*own.shape, *[1] * core_rank), x, jnp.zeros_like(x))
+def kept(x: Array, mask: Array, core_rank: int, other: int = 0) -> Array:
+    """x, an array with that many dimensions beside the batch, and `other` where False."""
+    batch = x.shape[: x.ndim - core_rank]
+    own = _jax.sharded_like(of_batch(mask, batch), x)
+    own = own.reshape(*own.shape, *[1] * core_rank)
+    return jnp.where(own, x, jnp.full_like(x, other))

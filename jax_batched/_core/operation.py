@@ -212,10 +212,24 @@ class Operation:
         return results[: len(results) - self.rules.hidden]
 
     def _bind(self, operands: Sequence[Array], params: Params) -> list[Array]:
-        """Binds operands of equal batch rank; folds the batch dimensions that are columns."""
+        """Binds operands of equal batch rank; folds the batch dimensions that are columns.
+
+        A dimension that only the mask has is none of the primitive's: one result serves it.
+        """
         signature = self.signature(params)
+        data, where = _split(operands, params)
+        if where is not None:
+            cores = zip(data, signature.operands, strict=False)
+            batch = jnp.broadcast_shapes(*(x.shape[: x.ndim - len(core)] for x, core in cores))
+            if any(one == 1 != many for one, many in zip(batch, where.shape, strict=True)):
+                results = self._bind([*data, mask.of_batch(where, batch)], params)
+                full = jnp.broadcast_shapes(batch, where.shape)
+                spread = [jnp.broadcast_to(x, (*full, *x.shape[len(full) :])) for x in results]
+                return self._cleared(spread, where, signature)
         foldable = self._foldable_batch_dims(signature, operands)
         if not foldable:
+            if where is not None:  # in full, as batches that are spread over devices need it
+                operands = [*data, jnp.broadcast_to(where, batch)]
             return list(self.primitive.bind(*_jax.align_varying_axes(operands), **params))
         assert signature.columns is not None
         owner, column = signature.columns
@@ -321,6 +335,7 @@ class Operation:
         with mask.only(where):
             results, derivatives = self.rules.jvp(_own(params), data, given)
         if where is not None:
+            results = self._cleared(results, where, signature)
             derivatives = _kept(derivatives, where, signature.results)
         if self._is_stored(dtype):
             dtypes = self._result_dtypes(params, dtype)
@@ -445,13 +460,11 @@ class Operation:
         return lower(ctx, *operands, kernel=params["kernel"], **_own(params))
 
     @staticmethod
-    def _cleared(results: Sequence[Array], where: Array, signature: Signature) -> Sequence[Array]:
-        """What stands in the entries that are not computed."""
+    def _cleared(results: Sequence[Array], where: Array, signature: Signature) -> list[Array]:
+        """The results with zeros in the entries that are not computed, and -1 for `info`."""
         return [
-            jnp.where(where, x, -1) if x.dtype == jnp.int32 and not core else cleared
-            for x, cleared, core in zip(
-                results, _kept(results, where, signature.results), signature.results, strict=True
-            )
+            mask.kept(x, where, len(core), -1 if x.dtype == jnp.int32 and not core else 0)
+            for x, core in zip(results, signature.results, strict=False)
         ]
 
     @staticmethod

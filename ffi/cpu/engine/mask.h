@@ -29,7 +29,8 @@ struct Wanted {
 
 // Calls body(first, last) for ranges of begin <= i < end that hold all wanted matrices: of a group
 // with enough of them the whole, or else each alone. Up to `gap` others do not end a range of
-// groups, nor make it worth while to leave a group.
+// groups, nor make it worth while to leave a group: so single ones, which are computed where a gap
+// is less than a group, are never in a range.
 template <class Body>
 void for_each_wanted(const Wanted& wanted, Group group, int64_t gap, int64_t begin, int64_t end,
                      Body&& body) {
@@ -59,9 +60,9 @@ void for_each_wanted(const Wanted& wanted, Group group, int64_t gap, int64_t beg
   close();
 }
 
-// memset, for a few bytes without a call.
+// memset, without a call where these are a few words of 4 bytes.
 inline void fill_bytes(char* at, unsigned char value, int64_t bytes) {
-  if (bytes > 64) {
+  if (bytes > 64 || bytes % 4 != 0) {
     std::memset(at, value, bytes);
     return;
   }

@@ -27,18 +27,21 @@ __device__ __forceinline__ T* matrix_at(const MatrixView<Mapped>& view, int64_t 
   return view.as<T>() + matrix_index(view.layout.map, entry) * rows * columns;
 }
 
-// Whether none of `count` entries from `first` is to be computed: then a kernel may leave them. The
-// same for all threads that ask for the same entries.
+// Whether an entry is to be computed.
+template <class P>
+__device__ __forceinline__ bool is_wanted(const P& problem, int64_t entry) {
+  const bool* where = problem.where.template as<const bool>();
+  return where == nullptr || where[matrix_index(problem.where.layout.map, entry)];
+}
+
+// Whether none of `count` <= 32 entries from `first` is to be computed: then a kernel may leave
+// them. All lanes of a warp ask for the same ones.
 template <class P>
 __device__ __forceinline__ bool skips(const P& problem, int64_t first, int count = 1) {
-  const bool* where = problem.where.template as<const bool>();
-  if (where == nullptr) return false;
-  const int64_t end = min(first + count, problem.batch);
-#pragma unroll 1
-  for (int64_t entry = first; entry < end; ++entry) {
-    if (where[matrix_index(problem.where.layout.map, entry)]) return false;
-  }
-  return true;
+  if (problem.where.data == nullptr) return false;
+  const int lane = threadIdx.x % 32;
+  const bool inside = lane < count && first + lane < problem.batch;
+  return !__any_sync(kFullWarp, inside && is_wanted(problem, first + lane));
 }
 
 // Row-major: entry (i, j) at data[i * ld + j]; offsets are of 32 bits. Where ld is a multiple of a

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kResidualThreads) residual_rows(const Residual
   const int64_t row = inside ? thread / kLanes : rows - 1;
   const int64_t matrix =
       rows <= UINT32_MAX ? static_cast<uint32_t>(row) / static_cast<uint32_t>(p.m) : row / p.m;
-  if (__all_sync(kFullWarp, skips(p, matrix))) return;
+  if (!__any_sync(kFullWarp, is_wanted(p, matrix))) return;
   const int i = static_cast<int>(row - matrix * p.m);
   const T* a = p.a.as<const T>() + (p.a.layout.map(matrix) * p.m + i) * p.n;
   const T* x = p.x.at<const T>(matrix, p.n, p.nrhs);
