@@ -94,6 +94,7 @@ def test_a_large_batch_of_tiny_matrices(op, needs_memory):
     assert _repeats(x, x[:5])
 
 
+@pytest.mark.only_exhaustive  # CUDA's limit
 @pytest.mark.parametrize("n", (3, 17))
 def test_more_general_matrices_than_a_grid_has_rows(n, needs_memory):
     """65,536 and three more."""

@@ -110,6 +110,7 @@ def test_batches_of_12_around_the_limit_of_a_launch(op, batch):
     assert ops.same_bits(x, x[index])
 
 
+@pytest.mark.only_exhaustive  # CUDA's limit
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
 def test_distinct_systems_beyond_the_limit_of_a_launch(op):
     operands = op.operands("float32", batch=(65536 + 7,), n=16, nrhs=1)
