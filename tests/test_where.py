@@ -138,17 +138,96 @@ def test_masks_broadcast_and_map_like_operands(op):
         return op.function(a, b, **op.options, where=where)
 
     two = np.broadcast_to(b, (2, *b.shape))
-    calls = [
+    for x in (
         solve(a, two, mask),
         jax.vmap(solve, (None, None, 0))(a, b, mask),
         jax.vmap(jax.vmap(solve), (None, None, 0))(a, b, mask),
+    ):
+        np.testing.assert_allclose(x, expected, rtol=1e-12, atol=1e-14)
+    for x in (
+        solve(a, two, mask[:, :1]),
         jax.vmap(jax.vmap(solve, (0, 0, None)), (None, None, 0))(a, b, mask[:, 0]),
-    ]
-    calls[-1] = np.where(mask[..., None, None], calls[-1], 0)
-    expected_last = np.where((mask & mask[:, :1])[..., None, None], op(a, b), 0)
-    for x, y in zip(calls, [expected, expected, expected, expected_last], strict=True):
+    ):
+        y = np.where(mask[:, :1, None, None], op(a, b), 0)
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(solve(a, b, False), np.zeros_like(b))
+
+
+@pytest.mark.parametrize(
+    ("op", "path"), ops.by_path([*ops.REDUCED, *ops.ONE_COMPOSITE]), ids=ops.ids
+)
+def test_a_dimension_that_only_the_mask_has(op, path):
+    """One result serves it, and its derivative counts the entries."""
+    operands = op.operands("float64", n=3, nrhs=2)
+    mask = np.array([True, False, True])
+
+    def masked(*xs):
+        return jax.vmap(lambda m: op.function(*xs, **op.options, where=m))(mask)
+
+    with ops.force_kernel(path):
+        x = jax.jit(masked)(*operands)
+    y = np.asarray(op(*operands))
+    np.testing.assert_allclose(x, np.where(mask[:, None, None], y, 0), rtol=1e-9, atol=1e-12)
+    gradient = ops.gradient(masked)(*operands)
+    np.testing.assert_allclose(
+        gradient, 2 * np.asarray(ops.gradient(op)(*operands)), rtol=1e-9, atol=1e-12
+    )
+
+
+FUNCTIONS = {
+    "cholesky": lambda a, **where: jb.cholesky(a @ a.mT + jnp.eye(3), **where),
+    "lu": lambda a, **where: jb.lu(a, **where)[0],
+    "qr": lambda a, **where: jb.qr(a, **where)[0],
+    "inv": jb.inv,
+    "solve": lambda a, **where: jb.solve(a, a, **where),
+    "lu_solve": lambda a, **where: jb.lu_solve(jb.lu_factor(a), a + 1, **where),
+    "qr_multiply": lambda a, **where: jb.qr_multiply(a, a[..., 0] / 9, a, **where),
+    "householder_product": lambda a, **where: jb.householder_product(a, a[..., 0] / 9, **where),
+    "lstsq": lambda a, **where: jb.lstsq(a, a + 1, **where).x,
+    "lstsq-cholesky": lambda a, **where: jb.lstsq(a, a + 1, method="cholesky", **where).x,
+    "refined_solve": lambda a, **where: jb.refined_solve(a, a, assume_a="gen", **where)[0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_masks_of_fewer_dimensions(name):
+    f = FUNCTIONS[name]
+    a = general(np.random.default_rng(0), "float64", (2, 4, 3, 3))
+    expected = np.asarray(f(a))
+    for mask in (np.array([True, False, False, True]), np.array([[True], [False]]), np.bool_(True)):
+        full = np.broadcast_to(mask, (2, 4))[..., None, None]
+        np.testing.assert_allclose(
+            f(a, where=mask), np.where(full, expected, 0), rtol=1e-9, atol=1e-11
+        )
+
+
+@pytest.mark.parametrize("assume_a", ("pos", "gen"))
+def test_info_beside_derivatives(assume_a):
+    a, b = ops.of(f"solve_{assume_a}")[0].operands("float64", batch=(3,), n=3)
+    mask = np.array([True, False, True])
+    for matrix in (a, a[0]):
+
+        def solve(b, matrix=matrix):
+            return jb.solve(matrix, b, assume_a=assume_a, where=mask, return_info=True)
+
+        (_, info), _ = jax.jvp(lambda b: solve(b), (b,), (b,))
+        np.testing.assert_array_equal(info, [0, -1, 0])
+
+
+def test_least_squares_say_what_they_left():
+    a = np.random.default_rng(0).standard_normal((4, 5, 3))
+    b = a[..., :2] + 1
+    mask = np.array([True, False, True, False])
+    expected = jb.lstsq(a[mask], b[mask])
+    for method in ("qr", "cholesky"):
+        found = jb.lstsq(*spoiled((a, b), mask), method=method, where=mask)
+        np.testing.assert_array_equal(found.info, np.where(mask, 0, -1))
+        np.testing.assert_array_equal(found.rank, np.where(mask, 3, 0))
+        for x, y in ((found.x, expected.x), (found.residuals, expected.residuals)):
+            np.testing.assert_allclose(np.asarray(x)[mask], y, rtol=1e-9)
+            assert not np.asarray(x)[~mask].any()
+    gradient = jax.grad(lambda a: jnp.sum(jb.lstsq(a, b, where=mask).x ** 2))(a)
+    assert not np.asarray(gradient)[~mask].any()
 
 
 @pytest.mark.parametrize("op", ops.SUBSTITUTING, ids=ops.ids)
@@ -245,6 +324,26 @@ def test_sharded_batches_stay_where_they_are(op):
     program = jax.jit(with_mask(op)).lower(*arrays).compile()
     assert "all-gather" not in program.as_text()
     check_masked(program(*arrays), plain(op)(*operands), mask, exactly=True)
+
+
+def test_a_mask_for_all_of_a_sharded_batch():
+    """Nothing is gathered for it, and an explicit mesh takes one that is not spread."""
+    devices = jax.devices()
+    a = general(np.random.default_rng(0), "float64", (16, 3, 3))
+    for axis_type in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        mesh = jax.make_mesh((len(devices),), ("i",), axis_types=(axis_type,))
+        spread = jax.device_put(a, jax.sharding.NamedSharding(mesh, PartitionSpec("i")))
+        with jax.set_mesh(mesh):
+            for f in (jb.inv, jb.det, lambda a, **where: jb.lu(a, **where)[0]):
+                program = jax.jit(lambda a, m, f=f: f(a, where=m)).lower(spread, True).compile()
+                assert "all-gather" not in program.as_text()
+                np.testing.assert_allclose(program(spread, True), f(a), rtol=1e-9, atol=1e-12)
+                gradient = jax.jit(jax.grad(lambda a, m, f=f: jnp.sum(f(a, where=m) ** 2)))(
+                    spread, np.arange(16) < 8
+                )
+                expected = jax.grad(lambda a, f=f: jnp.sum(f(a) ** 2))(a[:8])
+                np.testing.assert_allclose(np.asarray(gradient)[:8], expected, rtol=1e-8, atol=1e-9)
+                assert not np.asarray(gradient)[8:].any()
 
 
 @pytest.mark.parametrize("op", ops.ONE_EACH, ids=ops.ids)
