@@ -128,7 +128,7 @@ struct BlockLu {
     if constexpr (kShared) {
       copy_rows(a, ld, from, m, n, thread, kThreads);
     } else if (from != a) {
-      store_rows(a, from, n, m, n, thread, kThreads);
+      store_rows(a, from, n, m, n, thread, kThreads, [](int i) { return i; });
     }
   }
   __device__ __forceinline__ void loaded() const {
@@ -314,7 +314,7 @@ struct BlockLu {
     constexpr int V = kVector<T>;
     Best<T> best = best_of<T>(place, [&](int s) { return v[s][k]; });
     const auto own = PivotDivisor<T>::of(best.value);
-    const bool is_best = PivotSearch<32>{thread % 32}(best.key, best.place);
+    const bool is_best = PivotSearch<32, false>{thread % 32}(best.key, best.place);
     auto& candidates = fixed->candidates[k % 2];
     auto& ours = candidates[thread / 32];
     if (is_best) {
@@ -556,7 +556,9 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) lu_block_kernel(const Lu
   f.load(matrix_at<const T>(p.a, matrix, p.m, p.n));
   f.loaded();
   f.factor();
-  if constexpr (kShared) store_rows(out, f.a, f.ld, p.m, p.n, f.thread, kThreads);
+  if constexpr (kShared) {
+    store_rows(out, f.a, f.ld, p.m, p.n, f.thread, kThreads, [](int i) { return i; });
+  }
   for (int i = f.thread; i < p.m; i += kThreads) {
     p.permutation[matrix * p.m + i] = f.fixed->order[i];
     if (i < steps) p.pivots[matrix * steps + i] = f.fixed->pivots[i];

@@ -66,20 +66,21 @@ struct LuLauncher {
   template <int kMaxN, LuLanesShape kShape>
   cudaError_t launch_shape(LuLanesShape) const {
     constexpr int kLanes = kShape.lanes, kEach = kShape.rows, kColumns = kShape.columns;
-    constexpr int kCap = kShape.min_blocks;
+    constexpr int kCap = kShape.min_blocks, kRoll = kShape.roll;
     const auto launch = [&](auto kernel) {
       return launch_kernel<decltype(kernel)::value>(stream, p.batch, 32 / kLanes, 32, 0, p);
     };
     if constexpr (kUse == LuUse::kFactors) {
-      return launch(Kernel<lu_lanes_kernel<T, kLanes, kEach, kColumns, kCap>>{});
+      return launch(Kernel<lu_lanes_kernel<T, kLanes, kEach, kColumns, kRoll, kCap>>{});
     } else if constexpr (kUse == LuUse::kInverse) {
-      return launch(Kernel<inv_lanes_kernel<T, kLanes, kEach, kColumns, kCap>>{});
+      return launch(Kernel<inv_lanes_kernel<T, kLanes, kEach, kColumns, kRoll, kCap>>{});
     } else if constexpr (kUse == LuUse::kDeterminant) {
-      return launch(Kernel<determinant_lanes_kernel<P, T, kLanes, kEach, kColumns, kCap>>{});
+      return launch(Kernel<determinant_lanes_kernel<P, T, kLanes, kEach, kColumns, kRoll, kCap>>{});
     } else {
-      return p.nrhs == 1
-                 ? launch(Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, 1, kCap>>{})
-                 : launch(Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, 4, kCap>>{});
+      return p.nrhs == 1 ? launch(Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, kRoll,
+                                                                1, kCap>>{})
+                         : launch(Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, kRoll,
+                                                                4, kCap>>{});
     }
   }
 

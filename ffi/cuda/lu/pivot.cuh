@@ -4,6 +4,8 @@
 // far would have brought it. Once it was step k's pivot, its place is k, written as ~k.
 #pragma once
 
+#include <cstdint>
+
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/device/math.cuh"
 #include "ffi/cuda/device/quotient.cuh"
@@ -44,6 +46,12 @@ __device__ __forceinline__ Int largest_of(Int value, int lane) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
   if constexpr (kLanes == 32) {
     return __reduce_max_sync(kFullWarp, value);
+  } else if constexpr (kLanes == 16) {  // of each half, where the other one has the least number
+    constexpr Int kLeast = Int(-1) < Int(0) ? Int(INT32_MIN) : Int(0);
+    const bool is_upper = lane >= 16;
+    const Int lower = __reduce_max_sync(kFullWarp, is_upper ? kLeast : value);
+    const Int upper = __reduce_max_sync(kFullWarp, is_upper ? value : kLeast);
+    return is_upper ? upper : lower;
   } else
 #endif
   {
@@ -60,7 +68,8 @@ __device__ __noinline__ int first_of_ties(int negated_place, int lane) {
 }
 
 // Which lane of a segment has the pivot: the largest key and, of equal ones, the first place.
-template <int kLanes>
+// kAlways: some lane has a candidate.
+template <int kLanes, bool kAlways>
 struct PivotSearch {
   int lane;
 
@@ -68,7 +77,7 @@ struct PivotSearch {
   __device__ __forceinline__ bool operator()(int32_t& key, int place) const {
     const int32_t own = key;
     key = largest_of<kLanes>(own, lane);
-    const bool is_first = own == key && own >= 0;
+    const bool is_first = own == key && (kAlways || own >= 0);
     return has_ties(is_first) ? is_first & is_first_of_ties(is_first, place) : is_first;
   }
   // Upper halves first; lower ones only where these tie.
@@ -76,7 +85,7 @@ struct PivotSearch {
     const auto own = static_cast<int32_t>(key >> 32);
     const auto low = static_cast<uint32_t>(key);
     const int32_t largest = largest_of<kLanes>(own, lane);
-    bool is_first = own == largest && own >= 0;
+    bool is_first = own == largest && (kAlways || own >= 0);
     uint32_t largest_low = low;
     if (has_ties(is_first)) {
       largest_low = largest_of<kLanes>(is_first ? low : 0, lane);
@@ -113,11 +122,14 @@ __device__ __forceinline__ Best<T> best_of(const int (&place)[kRows], const Entr
 #pragma unroll
   for (int s = 0; s < kRows; ++s) {
     const T value = entry(s);
-    // All ones where the place is negative.
-    const PivotKey<T> key = pivot_key(magnitude(value)) | (place[s] >> 31);
-    if (s == 0 || key > best.key || (key == best.key && place[s] < best.place)) {
-      best = {key, place[s], s, value};
-    }
+    const PivotKey<T> key = place[s] < 0 ? -1 : pivot_key(magnitude(value));
+    // Selects, not branches.
+    const bool better =
+        s == 0 || (key > best.key) | ((key == best.key) & (place[s] < best.place));
+    best.key = better ? key : best.key;
+    best.place = better ? place[s] : best.place;
+    best.slot = better ? s : best.slot;
+    best.value = better ? value : best.value;
   }
   return best;
 }
@@ -216,32 +228,43 @@ __device__ __forceinline__ void for_each_unit(int rows, int units, int thread, i
   }
 }
 
-// Starts copies of an m x n matrix to rows `ld` elements apart, as vectors if its rows are whole.
+// Calls f(unit) with the widest of a vector, a pair or an element of which rows of n are made.
+template <class T, class F>
+__device__ __forceinline__ void with_unit_of(int n, const F& f) {
+  if (n % kVector<T> == 0) {
+    f(Vector<T>{});
+  } else if (kVector<T> == 4 && n % 2 == 0) {
+    f(Pair<T>{});
+  } else {
+    f(T{});
+  }
+}
+
+// Starts copies of an m x n matrix to rows `ld` elements apart, on a vector's boundary.
 template <class T>
 __device__ __forceinline__ void copy_rows(T* to, int ld, const T* from, int m, int n, int thread,
                                           int threads) {
-  if (n % kVector<T> == 0) {
-    for_each_unit(m, n / kVector<T>, thread, threads, [&](int i, int v) {
-      copy_async(reinterpret_cast<Vector<T>*>(to + i * ld) + v,
-                 reinterpret_cast<const Vector<T>*>(from + i * n) + v);
+  with_unit_of<T>(n, [&](auto unit) {
+    using Unit = decltype(unit);
+    constexpr int kLength = sizeof(Unit) / sizeof(T);
+    for_each_unit(m, n / kLength, thread, threads, [&](int i, int u) {
+      copy_async(reinterpret_cast<Unit*>(to + i * ld) + u,
+                 reinterpret_cast<const Unit*>(from + i * n) + u);
     });
-  } else {
-    for_each_unit(m, n, thread, threads,
-                  [&](int i, int j) { copy_async(to + i * ld + j, from + i * n + j); });
-  }
+  });
 }
-// And back.
-template <class T>
+// And back: row i is row_of(i) there.
+template <class T, class RowOf>
 __device__ __forceinline__ void store_rows(T* to, const T* from, int ld, int m, int n, int thread,
-                                           int threads) {
-  if (n % kVector<T> == 0) {
-    for_each_unit(m, n / kVector<T>, thread, threads, [&](int i, int v) {
-      reinterpret_cast<Vector<T>*>(to + i * n)[v] =
-          reinterpret_cast<const Vector<T>*>(from + i * ld)[v];
+                                           int threads, const RowOf& row_of) {
+  with_unit_of<T>(n, [&](auto unit) {
+    using Unit = decltype(unit);
+    constexpr int kLength = sizeof(Unit) / sizeof(T);
+    for_each_unit(m, n / kLength, thread, threads, [&](int i, int u) {
+      reinterpret_cast<Unit*>(to + i * n)[u] =
+          reinterpret_cast<const Unit*>(from + row_of(i) * ld)[u];
     });
-  } else {
-    for_each_unit(m, n, thread, threads, [&](int i, int j) { to[i * n + j] = from[i * ld + j]; });
-  }
+  });
 }
 
 }  // namespace jax_batched::cuda

@@ -15,11 +15,13 @@ namespace jax_batched::cuda {
 struct LuThreadShape {
   static constexpr std::string_view kName = "thread";
 };
-// `lanes` of a warp for each matrix of at most so many columns, with `rows` rows each.
+// `lanes` of a warp for each matrix of at most so many columns, with `rows` rows each. A loop goes
+// over `roll` times four steps: code grows as it gets smaller, idle products as it gets larger.
 struct LuLanesShape {
   static constexpr std::string_view kName = "lanes";
   int lanes, rows, columns;
   int min_blocks = 1;
+  int roll = 1;
 };
 // A block per matrix, which is in shared memory; a panel of `width` columns is factored by so many
 // warps.
@@ -42,9 +44,11 @@ inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
     {DType::kFloat32, 9, 12, LuLanesShape{8, 2, 12}},
     {DType::kFloat32, 13, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24, 32}},
-    {DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32, 32}},
-    {DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8}},
+    {DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24, 28}},
+    {DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32, 24}},
+    {DType::kFloat32, 33, 40, LuLanesShape{32, 2, 40, 16, 4}},
+    {DType::kFloat32, 41, 48, LuLanesShape{32, 2, 48, 12, 4}},
+    {DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8, 10}},
     {DType::kFloat32, 65, 96, LuBlockSharedShape{96, 3, 8}},
     {DType::kFloat32, 97, 128, LuBlockSharedShape{128, 4, 8}},
     {DType::kFloat32, 129, 232, LuBlockSharedShape{256, 8, 8}},
@@ -53,10 +57,12 @@ inline constexpr Row<LuShape> kLuTable[] = {
 
     {DType::kFloat64, 1, 8, LuThreadShape{}},
     {DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
-    {DType::kFloat64, 9, 12, LuLanesShape{8, 2, 12}},
-    {DType::kFloat64, 13, 16, LuLanesShape{8, 2, 16}},
-    {DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24, 24}},
-    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32, 18}},
+    {DType::kFloat64, 9, 12, LuLanesShape{8, 2, 12, 18}},
+    {DType::kFloat64, 13, 16, LuLanesShape{8, 2, 16, 18}},
+    {DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24, 20}},
+    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32, 12}},
+    {DType::kFloat64, 33, 40, LuLanesShape{32, 2, 40, 1, 4}},
+    {DType::kFloat64, 41, 48, LuLanesShape{32, 2, 48, 1, 4}},
     {DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
     {DType::kFloat64, 65, 96, LuBlockSharedShape{96, 3, 8}},
     {DType::kFloat64, 97, 128, LuBlockSharedShape{256, 4, 8}},
@@ -67,7 +73,8 @@ inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kComplex64, 1, 6, LuThreadShape{}},
     {DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
     {DType::kComplex64, 9, 16, LuLanesShape{8, 2, 16}},
-    {DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
+    {DType::kComplex64, 17, 24, LuLanesShape{32, 1, 24, 1, 6}},
+    {DType::kComplex64, 25, 32, LuLanesShape{32, 1, 32, 1, 8}},
     {DType::kComplex64, 1, 64, LuBlockSharedShape{64, 2, 8}},
     {DType::kComplex64, 65, 96, LuBlockSharedShape{96, 3, 8}},
     {DType::kComplex64, 97, 128, LuBlockSharedShape{128, 4, 8}},
@@ -77,6 +84,8 @@ inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kComplex128, 1, 4, LuThreadShape{}},
     {DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
     {DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
+    {DType::kComplex128, 17, 24, LuLanesShape{32, 1, 24, 1, 2}},
+    {DType::kComplex128, 25, 32, LuLanesShape{32, 1, 32, 1, 4}},
     {DType::kComplex128, 1, 64, LuBlockSharedShape{64, 2, 4}},
     {DType::kComplex128, 65, 112, LuBlockSharedShape{128, 4, 4}},
     {DType::kComplex128, 1, 256, LuBlockShape{256, 8, 4}},
@@ -84,46 +93,60 @@ inline constexpr Row<LuShape> kLuTable[] = {
 };
 static_assert(names_are_distinct(kLuTable), "give rows that overlap a variant");
 
-// Of the other operations, which differ in the sizes to which one thread is faster: by dtype.
-struct ThreadSizes {
-  int float32, float64, complex64, complex128;
+// Of the other operations, which differ in the sizes to which one thread is faster, by dtype, to
+// which registers hold two rows of float64 of a lane, and in the fewest blocks of a multiprocessor
+// for 24 and 32 columns of float32.
+struct LuSizes {
+  struct {
+    int float32, float64, complex64, complex128;
+  } thread;
+  int two_rows_float64;
+  int min_blocks_24 = 1, min_blocks_32 = 1;
 };
-constexpr auto table_with(ThreadSizes thread) {
+constexpr auto table_with(LuSizes to) {
   using LuRow = Row<LuShape>;
   return std::array{
-      LuRow{DType::kFloat32, 1, thread.float32, LuThreadShape{}},
+      LuRow{DType::kFloat32, 1, to.thread.float32, LuThreadShape{}},
       LuRow{DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
       LuRow{DType::kFloat32, 9, 16, LuLanesShape{8, 2, 16}},
-      LuRow{DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24}},
-      LuRow{DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32}},
+      LuRow{DType::kFloat32, 17, 24, LuLanesShape{32, 1, 24, to.min_blocks_24}},
+      LuRow{DType::kFloat32, 25, 32, LuLanesShape{32, 1, 32, to.min_blocks_32}},
+      LuRow{DType::kFloat32, 33, 48, LuLanesShape{32, 2, 48, 1, 4}},
+      LuRow{DType::kFloat32, 49, 64, LuLanesShape{32, 2, 64, 1, 4}},
       LuRow{DType::kFloat32, 1, 64, LuBlockSharedShape{64, 2, 8}},
       LuRow{DType::kFloat32, 65, 96, LuBlockSharedShape{96, 3, 8}},
       LuRow{DType::kFloat32, 97, 128, LuBlockSharedShape{128, 4, 8}},
 
-      LuRow{DType::kFloat64, 1, thread.float64, LuThreadShape{}},
+      LuRow{DType::kFloat64, 1, to.thread.float64, LuThreadShape{}},
       LuRow{DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
       LuRow{DType::kFloat64, 9, 16, LuLanesShape{8, 2, 16}},
       LuRow{DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24}},
       LuRow{DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32}},
+      LuRow{DType::kFloat64, 33, 40, LuLanesShape{32, 2, 40, 1, 4}},
+      LuRow{DType::kFloat64, 41, to.two_rows_float64,
+            LuLanesShape{32, 2, to.two_rows_float64, 1, 4}},
       LuRow{DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
       LuRow{DType::kFloat64, 65, 96, LuBlockSharedShape{96, 3, 8}},
 
-      LuRow{DType::kComplex64, 1, thread.complex64, LuThreadShape{}},
+      LuRow{DType::kComplex64, 1, to.thread.complex64, LuThreadShape{}},
       LuRow{DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
       LuRow{DType::kComplex64, 9, 16, LuLanesShape{8, 2, 16}},
-      LuRow{DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
+      LuRow{DType::kComplex64, 17, 24, LuLanesShape{32, 1, 24, 1, 6}},
+      LuRow{DType::kComplex64, 25, 32, LuLanesShape{32, 1, 32, 1, 2}},
       LuRow{DType::kComplex64, 1, 64, LuBlockSharedShape{64, 2, 8}},
       LuRow{DType::kComplex64, 65, 96, LuBlockSharedShape{96, 3, 8}},
 
-      LuRow{DType::kComplex128, 1, thread.complex128, LuThreadShape{}},
+      LuRow{DType::kComplex128, 1, to.thread.complex128, LuThreadShape{}},
       LuRow{DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
       LuRow{DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
+      LuRow{DType::kComplex128, 17, 24, LuLanesShape{32, 1, 24, 1, 2}},
+      LuRow{DType::kComplex128, 25, 32, LuLanesShape{32, 1, 32, 1, 4}},
       LuRow{DType::kComplex128, 1, 64, LuBlockSharedShape{64, 2, 4}},
   };
 }
-inline constexpr auto kSolveGenTable = table_with({8, 6, 6, 4});
-inline constexpr auto kInvTable = table_with({8, 6, 4, 3});
-inline constexpr auto kDeterminantTable = table_with({8, 8, 6, 4});
+inline constexpr auto kSolveGenTable = table_with({{8, 6, 6, 4}, 40});
+inline constexpr auto kInvTable = table_with({{8, 6, 4, 3}, 48, 32, 25});
+inline constexpr auto kDeterminantTable = table_with({{8, 8, 6, 4}, 48});
 static_assert(names_are_distinct(kInvTable), "give rows that overlap a variant");
 
 // Where an operation is one kernel on every GPU: what 99 KB of shared memory hold, the least since
