@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
-from jax_batched._core import Operation, Params, Rules, composed, kernel, lax, mask
+from jax_batched._core import Operation, Params, Rules, _jax, composed, kernel, lax, mask
 from jax_batched._matrix import matmul, real_dtype
 from jax_batched.lu import lu_op, solve_with_factors
 
@@ -206,12 +206,18 @@ def _det_jvp(
         singular = singular & wanted
     inverse = jnp.where(singular[..., None, None], jnp.zeros_like(a), _inverse(a))
     regular = determinant * _trace_of_product(inverse, da)
-    by_cofactors = jax.lax.cond(
+
+    def cofactors(a: Array, da: Array, singular: Array) -> tuple[Array]:
+        _, derivative = jax.jvp(jnp.linalg.det, (a,), (da,))
+        return (jnp.where(singular, derivative, jnp.zeros_like(derivative)),)
+
+    (by_cofactors,) = jax.lax.cond(
         singular.any(),
-        lambda a, da: jnp.where(singular, jax.jvp(jnp.linalg.det, (a,), (da,))[1], 0),
-        lambda a, da: jnp.zeros_like(regular),
+        _jax.with_automatic_sharding(cofactors, [jax.typeof(regular)]),
+        lambda a, da, singular: (jnp.zeros_like(regular),),
         a,
         da,
+        singular,
     )
     return (determinant,), (regular + by_cofactors,)
 

@@ -92,6 +92,7 @@ def lstsq(
     if wanted is not None:
         wanted = jnp.broadcast_to(wanted, batch)
         columns = mask.kept(jnp.broadcast_to(columns, (*batch, *columns.shape[-2:])), wanted, 2)
+        matrix = matrix.reshape(*[1] * (columns.ndim - matrix.ndim), *matrix.shape)
     with mask.only(wanted):
         if 0 in (m, n):
             x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)

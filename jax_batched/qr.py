@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _ffi, _lapack
-from jax_batched._core import Call, Operation, Params, Rules, kernel, lax
+from jax_batched._core import Call, Operation, Params, Rules, kernel, lax, mask
 from jax_batched._core.signature import at_least
 from jax_batched._matrix import adjoint, matmul, triangle
 from jax_batched.solve import solve_gen_op
@@ -330,6 +330,9 @@ def _multiply_jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     (a, taus, c), (da, dtaus, dc) = primals, tangents
     (x,) = qr_multiply_op(a, taus, c, **params)
+    wanted = mask.current()
+    if wanted is not None:  # of a sum over entries that share a, these alone
+        c = mask.kept(c, wanted, 2)
     dx = None if dc is None else qr_multiply_op(a, taus, dc, **params)[0]
     if da is not None or dtaus is not None:
         _, (of_q,) = jax.jvp(
