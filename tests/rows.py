@@ -93,6 +93,7 @@ class Op:
       real_diagonal: the imaginary part of a's diagonal is not read.
       can_fail: M must be positive definite; info is the first column whose pivot is not positive.
       has_info: the function takes return_info.
+      in_place: the function takes overwrite_a, or overwrite_b.
       kernels: the operation has kernels of its own; else it is made of JAX's or of other ones.
       on_cuda: there are kernels for CUDA too.
       composite: made of other operations of this library, and slow to compile.
@@ -118,6 +119,7 @@ class Op:
     real_diagonal: bool = False
     can_fail: bool = False
     has_info: bool = False
+    in_place: bool = True
     kernels: bool = True
     on_cuda: bool = True
     composite: bool = False

@@ -323,6 +323,19 @@ def check_derivatives(f, *operands, step=1e-6):
         np.testing.assert_allclose(dx, expected, rtol=1e-4, atol=1e-5 * max(scale, 1))
 
 
+@pytest.mark.parametrize("dtype", ("float64", "complex128"))
+def test_derivatives_of_products_with_q(dtype):
+    """By the reflections, their factors and what is multiplied."""
+    a, c = matrices(dtype, 5, 3, 2), matrices(dtype, 5, 2, 2, seed=1)
+    taus = matrices(dtype, 3, 1, 2, seed=2)[..., 0]
+    for turned in (False, True):
+        check_derivatives(
+            lambda a, taus, c, turned=turned: [jb.qr_multiply(a, taus, c, adjoint=turned)],
+            a, taus, c,
+        )  # fmt: skip
+    check_derivatives(lambda a, taus: [jb.householder_product(a, taus)], a, taus)
+
+
 def test_derivatives_of_singular_matrices_are_nan_alone():
     a = matrices("float64", 5, 3, 4)
     a[1, :, 2] = 0

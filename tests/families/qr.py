@@ -11,21 +11,25 @@ from jax_batched._matrices import adjoint, general, norm, normal
 
 
 def taus_of(a: Any) -> Any:
-    """The factors with which the vectors below a's diagonal are reflections."""
-    below = jnp.tril(jnp.asarray(a), -1)
-    taus = 2 / (1 + jnp.sum(jnp.real(below * jnp.conj(below)), axis=-2))
-    return taus[..., : min(a.shape[-2:])].astype(below.dtype)
+    """Factors for the vectors below a's diagonal: the same ones in any batch, whatever a sum is."""
+    a = jnp.asarray(a)
+    return jnp.full((*a.shape[:-2], min(a.shape[-2:])), 2, a.dtype)
 
 
 def product_of_reflections(a: np.ndarray) -> np.ndarray:
-    """Q, one reflection after the other."""
+    """The product of I - 2 v v^H, one after the other: unitary where the vectors are short."""
     m, n = a.shape[-2:]
     q = np.broadcast_to(np.eye(m, dtype=a.dtype), (*a.shape[:-2], m, m))
     for column in range(min(m, n)):
         v = np.where(np.arange(m) < column, 0, a[..., :, column])
         v = np.where(np.arange(m) == column, 1, v)[..., :, None]
-        q = q - 2 / np.sum(np.abs(v) ** 2, (-2, -1), keepdims=True) * (q @ v) @ adjoint(v)
+        q = q - 2 * (q @ v) @ adjoint(v)
     return q
+
+
+def solved_by_reflections(a: np.ndarray) -> np.ndarray:
+    """M with M X = B for X the product of the adjoint with B."""
+    return np.linalg.inv(adjoint(product_of_reflections(a)))
 
 
 class Orthogonal(Kind):
@@ -66,8 +70,8 @@ class Triangle(Kind):
         return m
 
 
-class Unitary(Orthogonal):
-    """M itself, which is unitary."""
+class Product(Orthogonal):
+    """M itself, which is nearly unitary."""
 
     def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
         return m
@@ -77,12 +81,12 @@ class Unitary(Orthogonal):
 
 
 def _reflections(rng: Any, dtype: Any, shape: Any) -> np.ndarray:
-    return normal(rng, dtype, shape) / np.sqrt(max(shape[-1], 1))
+    return normal(rng, dtype, shape) / max(shape[-1], 1)
 
 
 def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
-    usual = {"matrix": lambda a: a, "make": general, "on_cuda": False, "reduced": True}
-    row = {"options": {}, "usual": True, **usual, **others}
+    usual = {"matrix": lambda a: a, "make": general, "on_cuda": False, "in_place": False}
+    row = {"options": {}, "reduced": True, "usual": True, **usual, **others}
     return Op(name=name, operation=operation, function=function, kind=kind, **row)
 
 
@@ -93,7 +97,7 @@ ROWS = [
         "householder_product",
         "householder_product",
         lambda a, **options: jb.householder_product(a, taus_of(a), **options),
-        Unitary(),
+        Product(),
         matrix=product_of_reflections,
         make=_reflections,
         unread=strict_triangle(upper=True, diagonal=True),
@@ -105,7 +109,7 @@ ROWS = [
         lambda a, b, **options: jb.qr_multiply(a, taus_of(a), b, **options),
         Solve(),
         options={"adjoint": True},
-        matrix=product_of_reflections,
+        matrix=solved_by_reflections,
         make=_reflections,
         unread=strict_triangle(upper=True, diagonal=True),
         degree=0,
@@ -123,5 +127,3 @@ ROWS = [
 ]
 # Of a square matrix, without a row.
 PROGRAMS = {"least_squares": lambda a: (jb.qr(a, "complete"), jb.qr(a, "raw"), jb.lstsq(a, a))}
-SQUARE = {"qr": jb.qr}
-SOLVERS = {"lstsq": lambda a, b: jb.lstsq(a, b).x}
