@@ -268,6 +268,9 @@ def _jvp(
 
 def _lax(a: Array, *, mode: str) -> Sequence[Array]:
     """JAX's own routine; NaN in all of a matrix of which some of the factors is not finite."""
+    if 0 in a.shape[-2:]:  # a complete Q of no columns
+        m = a.shape[-2]
+        return jnp.broadcast_to(jnp.eye(m, dtype=a.dtype), (*a.shape[:-1], m)), a
     if mode in ("reduced", "complete"):
         results: Sequence[Array] = _lapack.qr(a, full_matrices=mode == "complete")
         r = results[1]
