@@ -46,9 +46,9 @@ def lstsq(
       b: right-hand sides of shape ``(..., m, k)``, or one vector ``(m,)``. Batch dimensions
         broadcast.
       method: ``"qr"``: Householder QR of a, or of its conjugate transpose; Q is never formed.
-        ``"cholesky"``, for m >= n: the normal equations and one step of refinement, which is faster
-        for m much larger than n. Where their condition is too large for as good a solution, that
-        matrix is solved by QR.
+        ``"cholesky"``, for m >= n: the normal equations and one step of refinement, products with a
+        for the most part. Where their condition is too large for as good a solution, that matrix is
+        solved by QR. On the CPU ``"qr"`` was faster at all sizes measured, up to 256 x 16.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero but for ``info``, -1, and a and b count for nothing.
 
