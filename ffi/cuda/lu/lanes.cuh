@@ -131,7 +131,7 @@ struct LanesLu {
     static_assert(kExtra == 0);
     T diagonals[kRows];
     __syncwarp();  // the stage has been read
-    // Registers go round by four columns, so that the loop stays a loop.
+                   // Registers go round by four columns, so that the loop stays a loop.
 #pragma unroll 1
     for (int begin = 0; begin < kColumns; begin += 4) {
 #pragma unroll
@@ -417,8 +417,7 @@ struct LanesMatrix {
 };
 
 template <class T, int kLanes, int kRows, int kColumns, int kRoll, int kMinBlocks>
-__global__ void __launch_bounds__(32, kMinBlocks)
-    lu_lanes_kernel(const LuProblem p) {
+__global__ void __launch_bounds__(32, kMinBlocks) lu_lanes_kernel(const LuProblem p) {
   using Lu = LanesLu<T, kLanes, kRows, kColumns, kRoll>;
   __shared__ typename Lu::Shared shared;
   const LanesMatrix matrix(p, kLanes);
@@ -439,8 +438,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 // One right-hand side is a column of the matrix while it is factored. Several follow the factors,
 // kCount at a time.
 template <class T, int kLanes, int kRows, int kColumns, int kRoll, int kCount, int kMinBlocks>
-__global__ void __launch_bounds__(32, kMinBlocks)
-    solve_gen_lanes_kernel(const SolveGenProblem p) {
+__global__ void __launch_bounds__(32, kMinBlocks) solve_gen_lanes_kernel(const SolveGenProblem p) {
   constexpr bool kOne = kCount == 1;
   using Lu = LanesLu<T, kLanes, kRows, kColumns, kRoll, kOne>;
   __shared__ typename Lu::Shared shared;
@@ -490,8 +488,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 }
 
 template <class T, int kLanes, int kRows, int kColumns, int kRoll, int kMinBlocks>
-__global__ void __launch_bounds__(32, kMinBlocks)
-    inv_lanes_kernel(const InvProblem p) {
+__global__ void __launch_bounds__(32, kMinBlocks) inv_lanes_kernel(const InvProblem p) {
   using Lu = LanesLu<T, kLanes, kRows, kColumns, kRoll>;
   __shared__ typename Lu::Shared shared;
   const LanesMatrix matrix(p, kLanes);
@@ -511,8 +508,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 }
 
 template <class P, class T, int kLanes, int kRows, int kColumns, int kRoll, int kMinBlocks>
-__global__ void __launch_bounds__(32, kMinBlocks)
-    determinant_lanes_kernel(const P p) {
+__global__ void __launch_bounds__(32, kMinBlocks) determinant_lanes_kernel(const P p) {
   using Lu = LanesLu<T, kLanes, kRows, kColumns, kRoll>;
   __shared__ typename Lu::Shared shared;
   const LanesMatrix matrix(p, kLanes);

@@ -77,10 +77,11 @@ struct LuLauncher {
     } else if constexpr (kUse == LuUse::kDeterminant) {
       return launch(Kernel<determinant_lanes_kernel<P, T, kLanes, kEach, kColumns, kRoll, kCap>>{});
     } else {
-      return p.nrhs == 1 ? launch(Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, kRoll,
-                                                                1, kCap>>{})
-                         : launch(Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, kRoll,
-                                                                4, kCap>>{});
+      return p.nrhs == 1
+                 ? launch(
+                       Kernel<solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, kRoll, 1, kCap>>{})
+                 : launch(Kernel<
+                          solve_gen_lanes_kernel<T, kLanes, kEach, kColumns, kRoll, 4, kCap>>{});
     }
   }
 

@@ -124,8 +124,7 @@ __device__ __forceinline__ Best<T> best_of(const int (&place)[kRows], const Entr
     const T value = entry(s);
     const PivotKey<T> key = place[s] < 0 ? -1 : pivot_key(magnitude(value));
     // Selects, not branches.
-    const bool better =
-        s == 0 || (key > best.key) | ((key == best.key) & (place[s] < best.place));
+    const bool better = s == 0 || (key > best.key) | ((key == best.key) & (place[s] < best.place));
     best.key = better ? key : best.key;
     best.place = better ? place[s] : best.place;
     best.slot = better ? s : best.slot;
