@@ -9,9 +9,10 @@ namespace jax_batched::cuda {
 namespace {
 
 constexpr int kClearWarps = 8;
-constexpr int kClearWords = 1024;  // of each matrix
+constexpr int kClearWords = 32;  // of each lane
 
-// A warp clears the same part of one result of 32 neighbouring matrices, where it has to.
+// A warp clears a part of one result of 32 neighbouring matrices, if it has to at all: of the words
+// of these matrices one after the other, word w is of matrix w / words.
 template <class Word>
 __global__ void __launch_bounds__(32 * kClearWarps)
     clear_kernel(const MatrixView<Mapped> where, const Results::Result result, const int64_t batch,
@@ -22,11 +23,17 @@ __global__ void __launch_bounds__(32 * kClearWarps)
   const int lane = threadIdx.x % 32;
   const int64_t own = first + lane;
   const bool unwanted = own < batch && !where.as<const bool>()[matrix_index(where.layout.map, own)];
+  const unsigned mask = __ballot_sync(kFullWarp, unwanted);
+  if (mask == 0) return;
+  Word* out = static_cast<Word*>(result.data) + first * words;
   const Word value = result.is_info ? static_cast<Word>(-1) : Word{0};
-  const int64_t begin = item % parts * kClearWords, end = min(begin + kClearWords, words);
-  for (unsigned left = __ballot_sync(kFullWarp, unwanted); left != 0; left &= left - 1) {
-    Word* out = static_cast<Word*>(result.data) + (first + __ffs(left) - 1) * words;
-    for (int64_t w = begin + lane; w < end; w += 32) out[w] = value;
+  const bool is_short = words <= UINT32_MAX / 32;  // then quotients take few instructions
+  const int64_t begin = item % parts * (32 * kClearWords);
+  const int64_t end = min(begin + 32 * kClearWords, min(batch - first, int64_t{32}) * words);
+  for (int64_t w = begin + lane; w < end; w += 32) {
+    const auto matrix = is_short ? static_cast<uint32_t>(w) / static_cast<uint32_t>(words)
+                                 : static_cast<uint32_t>(w / words);
+    if (mask >> matrix & 1) out[w] = value;
   }
 }
 
