@@ -60,7 +60,7 @@ inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kFloat64, 9, 12, LuLanesShape{8, 2, 12, 18}},
     {DType::kFloat64, 13, 16, LuLanesShape{8, 2, 16, 18}},
     {DType::kFloat64, 17, 24, LuLanesShape{32, 1, 24, 20}},
-    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32, 12}},
+    {DType::kFloat64, 25, 32, LuLanesShape{32, 1, 32, 16}},
     {DType::kFloat64, 33, 40, LuLanesShape{32, 2, 40, 1, 4}},
     {DType::kFloat64, 41, 48, LuLanesShape{32, 2, 48, 1, 4}},
     {DType::kFloat64, 1, 64, LuBlockSharedShape{64, 2, 8}},
