@@ -207,12 +207,6 @@ def cores(file: Path, document: Path) -> Iterator[str]:
     return on_cpus(sorted(file.parent.glob("*-cores.jsonl")), ONE_TRIANGLE)
 
 
-def default_process(file: Path, document: Path) -> Iterator[str]:
-    """Speed-up over stock JAX on CPUs, in processes as they are by default."""
-    paths = sorted(file.parent.glob("*-cores_fresh-memory.jsonl"))
-    return on_cpus(paths, (*ONE_TRIANGLE, *GENERAL))
-
-
 def on_cpus(paths: Sequence[Path], ops: Sequence[str]) -> Iterator[str]:
     """Speed-up over stock JAX on the CPUs of these files."""
     known = {}
@@ -377,7 +371,6 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "general": general,
     "pytorch": pytorch,
     "cores": cores,
-    "default_process": default_process,
     "x_floor": x_floor,
     "batch_10000": batch_10000,
     "small_batches": small_batches,

@@ -1,5 +1,6 @@
 """Linear least squares."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -91,7 +92,7 @@ def lstsq(
     wanted = _checks.mask("lstsq", where, batch)
     if wanted is not None:
         wanted = jnp.broadcast_to(wanted, batch)
-        columns = mask.kept(jnp.broadcast_to(columns, (*batch, *columns.shape[-2:])), wanted, 2)
+        columns = _kept(jnp.broadcast_to(columns, (*batch, *columns.shape[-2:])), wanted, 2)
         matrix = matrix.reshape(*[1] * (columns.ndim - matrix.ndim), *matrix.shape)
     with mask.only(wanted):
         if 0 in (m, n):
@@ -101,12 +102,7 @@ def lstsq(
             x, rank, info = normal_equations_op(matrix, columns)
         else:
             x, rank, info = _by_qr(matrix, columns)
-    residual = columns - matmul(matrix, x)
-    rank, info = jnp.broadcast_to(rank, batch), jnp.broadcast_to(info, batch)
-    if wanted is not None:
-        x, residual = mask.kept(x, wanted, 2), mask.kept(residual, wanted, 2)
-        rank, info = jnp.where(wanted, rank, 0), jnp.where(wanted, info, -1)
-    squares = jnp.sum(jnp.real(residual * jnp.conj(residual)), axis=-2)
+    x, squares, rank, info = _described(matrix, columns, x, rank, info, wanted)
     return LstsqResult(
         _checks.drop_column(x, rhs).astype(dtype),
         (squares[..., 0] if rhs.ndim == 1 else squares).astype(real_dtype(dtype)),
@@ -115,18 +111,46 @@ def lstsq(
     )
 
 
+# What is none of this library's operations is compiled, so that no constant is moved to the device.
+_kept = jax.jit(mask.kept, static_argnums=2)
+
+
+@jax.jit
+def _described(
+    a: Array, b: Array, x: Array, rank: Array, info: Array, wanted: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """x, the squares of residuals, rank and info of each entry of the batch."""
+    residual = b - matmul(a, x)
+    rank, info = (jnp.broadcast_to(y, x.shape[:-2]) for y in (rank, info))
+    if wanted is not None:
+        x, residual = mask.kept(x, wanted, 2), mask.kept(residual, wanted, 2)
+        rank, info = mask.kept(rank, wanted, 0), mask.kept(info, wanted, 0, -1)
+    return x, jnp.sum(jnp.real(residual * jnp.conj(residual)), axis=-2), rank, info
+
+
+@functools.partial(jax.jit, static_argnames="size")
+def _rank(reflections: Array, *, size: int) -> tuple[Array, Array]:
+    """Rank and info, from the diagonal of R."""
+    diagonal = jnp.abs(jnp.diagonal(reflections, axis1=-2, axis2=-1))
+    tolerance = size * np.finfo(reflections.dtype).eps * jnp.max(diagonal, axis=-1, keepdims=True)
+    rank = jnp.sum(diagonal > tolerance, axis=-1, dtype=jnp.int32)
+    return rank, bad_pivot(reflections)
+
+
+@jax.jit
+def _spoilt(x: Array, info: Array) -> Array:
+    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
+    return jnp.where((info > 0)[..., None, None], jnp.asarray(nan, x.dtype), x)
+
+
 def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
     m, n = a.shape[-2:]
     tall = at_least(n, m)
     system = a if tall else adjoint(a)
     reflections, taus = qr_op(jax.lax.stop_gradient(system), mode="raw")
-    diagonal = jnp.abs(jnp.diagonal(reflections, axis1=-2, axis2=-1))
-    info = bad_pivot(reflections)
-    tolerance = max(m, n) * np.finfo(a.dtype).eps * jnp.max(diagonal, axis=-1)
-    rank = jnp.sum(diagonal > tolerance[..., None], axis=-1, dtype=jnp.int32)
+    rank, info = _rank(reflections, size=max(m, n))
     (x,) = pseudoinverse_op(system, reflections, taus, b, adjoint=not tall)
-    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
-    return jnp.where((info > 0)[..., None, None], jnp.asarray(nan, x.dtype), x), rank, info
+    return _spoilt(x, info), rank, info
 
 
 def _solve_triangle(reflections: Array, b: Array, *, adjoint: bool) -> Array:

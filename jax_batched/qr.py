@@ -222,8 +222,8 @@ def _thin_derivative(q: Array, r: Array, da: Array) -> tuple[Array, Array]:
     lower = triangle(x, upper=False, strict=True)
     skew = lower - adjoint(lower)
     if jnp.iscomplexobj(x):
-        eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        skew = skew + eye * (x - jnp.real(x))
+        on_diagonal = jnp.eye(x.shape[-1], dtype=bool)
+        skew = jnp.where(on_diagonal, jax.lax.complex(jnp.zeros_like(x.real), x.imag), skew)
     return matmul(q, skew - x) + y, triangle(matmul(x - skew, r), upper=True)
 
 
@@ -240,7 +240,8 @@ def _derivative(mode: str, a: Array, q: Array, r: Array, da: Array) -> tuple[Arr
     dq, dr = _thin_derivative(q[..., :, :n], r[..., :n, :], da)
     # With Q = (Q_1 Q_2), n columns and the rest, and rows likewise: Z = Q_21 (Q_11 - I)^-1.
     top, bottom, rest = q[..., :n, :n], q[..., n:, :n], q[..., :, n:]
-    z_adjoint, _ = solve_gen_op(adjoint(top - jnp.eye(n, dtype=q.dtype)), adjoint(bottom))
+    less_one = jnp.where(jnp.eye(n, dtype=bool), top - jnp.ones_like(top), top)
+    z_adjoint, _ = solve_gen_op(adjoint(less_one), adjoint(bottom))
     z = adjoint(z_adjoint)
     change = adjoint(dq[..., n:, :] - matmul(z, dq[..., :n, :]))
     d_rest = matmul(dq, z_adjoint) - matmul(q[..., :, :n] + matmul(rest, z), change)
@@ -285,7 +286,8 @@ def _lax(a: Array, *, mode: str) -> Sequence[Array]:
     for i, x in enumerate(results):
         failed = jnp.expand_dims(bad, range(bad.ndim, x.ndim))
         if mode != "raw" and i == len(results) - 1:  # R keeps its zeros
-            failed = failed & jnp.triu(jnp.ones(x.shape[-2:], bool))
+            upper = jnp.triu(jnp.ones(x.shape[-2:], bool))
+            failed = jnp.where(upper, failed, jnp.zeros_like(failed))
         spoilt.append(jnp.where(failed, jnp.asarray(nan, x.dtype), x))
     return spoilt
 
@@ -313,7 +315,8 @@ def _multiplied(a: Array, taus: Array, c: Array, *, adjoint: bool) -> Sequence[A
     Q^H has stril for striu and the conjugates of taus: both are the reflections one by one.
     """
     m, k = a.shape[-2], taus.shape[-1]
-    v = triangle(a[..., :, :k], upper=False, strict=True) + jnp.eye(m, k, dtype=a.dtype)
+    v = triangle(a[..., :, :k], upper=False, strict=True)
+    v = jnp.where(jnp.eye(m, k, dtype=bool), jnp.ones_like(v), v)
     d = (jnp.conj(taus) if adjoint else taus)[..., :, None]
     v_adjoint = _adjoint(v)
     (y,) = triangular_solve_op(
@@ -375,7 +378,8 @@ qr_multiply_op = Operation(
 
 def _formed(a: Array, taus: Array) -> Sequence[Array]:
     m, n = a.shape[-2:]
-    return _multiplied(a, taus, jnp.eye(m, n, dtype=a.dtype), adjoint=False)
+    eye = jnp.where(jnp.eye(m, n, dtype=bool), jnp.ones_like(a), jnp.zeros_like(a))
+    return _multiplied(a, taus, eye, adjoint=False)
 
 
 def _formed_jvp(

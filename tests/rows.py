@@ -24,6 +24,7 @@ class Kind:
 
     takes_b = False  # the right-hand sides of a solve
     left_side = True  # M X = B, not X M = B
+    is_unitary = False  # so that the sum of its squares has no derivative
 
     def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
         """The result by NumPy."""

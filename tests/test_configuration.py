@@ -71,7 +71,9 @@ def test_strict_promotion_in_programs(program, kernel, setting, value):
     for dtype in ops.DTYPES:
         (a,) = ops.BY_NAME["inv"].operands(dtype, batch=(2,), n=3)
         with ops.force_kernel(kernel), _setting(setting, value):
-            jax.jit(jax.value_and_grad(values)).lower(a)
+            jax.jit(values).lower(a)
+            if program is ops.PROGRAMS["factors"]:  # of others not all results have derivatives
+                jax.jit(jax.grad(values)).lower(a)
             jax.jit(lambda a: jb.inv(a, where=jnp.array([True, False]))).lower(a)
             jax.jit(lambda a: jb.det(a, where=jnp.array([True, False]))).lower(a)
 

@@ -2,18 +2,26 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from rows import Kind, Op, Solve, strict_triangle
 
 import jax_batched as jb
+from jax_batched._core._jax import spec_of
 from jax_batched._matrices import adjoint, general, norm, normal
 
 
+@jax.jit
 def taus_of(a: Any) -> Any:
-    """Factors for the vectors below a's diagonal: the same ones in any batch, whatever a sum is."""
-    a = jnp.asarray(a)
-    return jnp.full((*a.shape[:-2], min(a.shape[-2:])), 2, a.dtype)
+    """Factors for the vectors below a's diagonal: 2, made of entries that are read, so that they
+    are spread over devices as a is."""
+    m, k = a.shape[-2], min(a.shape[-2:])
+    if m == 1 or any(spec_of(jax.typeof(a))[-2:]):  # a sharded axis is not sliced; it is refused
+        return jnp.full((*a.shape[:-2], k), 2, a.dtype)
+    row = a[..., -1, :k]
+    read = jnp.concatenate([row[..., : m - 1], row[..., :1]], axis=-1)
+    return 2 + 0 * read[..., :k]
 
 
 def product_of_reflections(a: np.ndarray) -> np.ndarray:
@@ -34,6 +42,8 @@ def solved_by_reflections(a: np.ndarray) -> np.ndarray:
 
 class Orthogonal(Kind):
     """Q of M = Q R."""
+
+    is_unitary = True
 
     def reference(self, m: np.ndarray, *b: np.ndarray) -> np.ndarray:
         return np.linalg.qr(m)[0]
