@@ -197,10 +197,7 @@ class Operation:
         params = {**params, **choices, "masked": where is not None or outer is not None}
         cores = self.signature(params).operands
         if outer is not None:
-            shapes = [
-                x.shape[: x.ndim - len(core)] for x, core in zip(operands, cores, strict=False)
-            ]
-            where = mask.of_batch(outer, jnp.broadcast_shapes(*shapes))
+            where = mask.of_batch(outer, _batch_shape(operands, cores))
         if where is not None:
             operands = (*operands, where)
         rank = max(x.ndim - len(core) for x, core in zip(operands, cores, strict=True))
@@ -219,8 +216,7 @@ class Operation:
         signature = self.signature(params)
         data, where = _split(operands, params)
         if where is not None:
-            cores = zip(data, signature.operands, strict=False)
-            batch = jnp.broadcast_shapes(*(x.shape[: x.ndim - len(core)] for x, core in cores))
+            batch = _batch_shape(data, signature.operands)
             if any(one == 1 != many for one, many in zip(batch, where.shape, strict=True)):
                 results = self._bind([*data, mask.of_batch(where, batch)], params)
                 full = jnp.broadcast_shapes(batch, where.shape)
@@ -497,6 +493,12 @@ class Operation:
 def _own(params: Params) -> Params:
     """The operation's own parameters: its rules know nothing of a kernel, memory or a mask."""
     return {k: v for k, v in params.items() if k not in ("kernel", "overwrite", "masked")}
+
+
+def _batch_shape(operands: Sequence[Array], cores: Sequence[Any]) -> tuple[Any, ...]:
+    """The batch dimensions of all operands together, without a mask's."""
+    pairs = zip(operands, cores, strict=False)
+    return jnp.broadcast_shapes(*(x.shape[: x.ndim - len(core)] for x, core in pairs))
 
 
 def _split(operands: Sequence[Any], params: Params) -> tuple[tuple[Any, ...], Any]:
