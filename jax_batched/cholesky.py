@@ -82,7 +82,7 @@ def cholesky(
       overwrite_a: the factor may take a's memory. Inside `jax.jit`, with a donated a or one that
         nothing else needs, no fresh memory is touched; otherwise XLA copies a first.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the factor
-        is zero, ``info`` is -1 and a counts for nothing. Neighbours that are all False cost little.
+        is zero, ``info`` is -1 and a counts for nothing.
       return_info: also return ``info``.
 
     Returns:

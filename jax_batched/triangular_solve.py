@@ -44,7 +44,7 @@ def triangular_solve(
       overwrite_b: x may take b's memory. Inside `jax.jit`, with a donated b or one that
         nothing else needs, no fresh memory is touched; otherwise XLA copies b first.
       where: bool, of a shape that broadcasts to the batch dimensions of x. Where it is False x is
-        zero, and a and b count for nothing. Neighbours that are all False cost little.
+        zero, and a and b count for nothing.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN

@@ -27,7 +27,7 @@ struct Problem {
 };
 
 // The results of a problem, to be cleared where `where` is false. Kernels may write there, and need
-// not: they skip matrices that are computed together if none of these is asked for.
+// not: many skip matrices that are computed together if none of these is asked for.
 struct Results {
   struct Result {
     void* data;

@@ -37,7 +37,6 @@ __global__ void __launch_bounds__(32, 1) cholesky_thread_kernel(const CholeskyPr
   S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
-  if (skips(args, first, 32)) return;
   const int records = static_cast<int>(min(int64_t{32}, args.batch - first));
   Stage::load(stage, args.a.at<const S>(first, kN * kN), records, lane);
   __syncwarp();
@@ -81,8 +80,7 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   using Shared = CholeskyWarpShared<S, kTiles, kGroup, kExact>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * kGroup;
-  // A whole warp; there are no block-wide barriers.
-  if (first >= args.batch || skips(args, first, kGroup)) return;
+  if (first >= args.batch) return;  // a whole warp; there are no block-wide barriers
   const RowStage<S, kTiles, kExact> rows(args.n);
   const int n = rows.n;
   unsigned char* shared = dynamic_shared + warp * (kGroup * Shared::kBytes);
@@ -164,7 +162,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   using Shared = CholeskyWarpShared<S, kTiles, 1, kExact>;
   const int lane = threadIdx.x % 32;
   const int64_t index = blockIdx.x;
-  if (skips(args, index)) return;
   const RowStage<S, kTiles, kExact> rows(args.n);
   const int n = rows.n;
   T* panel = reinterpret_cast<T*>(dynamic_shared);
@@ -218,7 +215,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   constexpr int kHalf = Matrix::kHalf;
   const int lane = threadIdx.x % 32, n = args.n;
   const int64_t index = blockIdx.x;
-  if (skips(args, index)) return;
   const bool upper = args.upper;
   const View<T> a = View<T>::square(args.a.at<const T>(index, n, n), n);
   const Part part{upper, args.symmetrize};
@@ -288,7 +284,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   constexpr int kLanes = Matrix::kLanes;
   const int lane = threadIdx.x % 32;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
-  if (skips(args, first, Stage::kMatrices)) return;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
   const S* a = args.a.at<const S>(first, n, n);
@@ -325,7 +320,6 @@ __global__ void __launch_bounds__((BlockSharedFactor<kWorkers, RhsPlace::kNone>:
                                   kMinBlocks)
     cholesky_block_shared_kernel(const CholeskyProblem args) {
   using Factor = BlockSharedFactor<kWorkers, RhsPlace::kNone>;
-  if (skips(args, blockIdx.x)) return;
   const int n = args.n;
   const Factor matrix(dynamic_shared, n);
   double* l = args.l.at<double>(blockIdx.x, n, n);
@@ -347,7 +341,6 @@ __global__ void __launch_bounds__(
     (BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>::kThreads), kMinBlocks)
     cholesky_block_kernel(const CholeskyProblem args) {
   using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>;
-  if (skips(args, blockIdx.x)) return;
   const int n = args.n;
   T* l = args.l.at<T>(blockIdx.x, n, n);
   const int info = Factor::factor(View<T>::square(args.a.at<const T>(blockIdx.x, n, n), n), l,

@@ -53,7 +53,6 @@ __global__ void __launch_bounds__(32) solve_pos_thread_kernel(const SolvePosProb
   S* stage = reinterpret_cast<S*>(dynamic_shared);
   const int lane = threadIdx.x;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
-  if (skips(args, first, 32)) return;
   const int records = static_cast<int>(min(int64_t{32}, args.batch - first));
   if (args.a.contiguous()) {
     Matrices::load(stage, args.a.as<const S>() + first * (kN * kN), records, lane);
@@ -136,7 +135,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   constexpr int kTogether = kSlots > 5 ? 1 : 4;
   const int lane = threadIdx.x % 32, q = lane / kLanes, g = lane % kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
-  if (skips(args, first, Matrix::kMatrices)) return;
   // A warp that is not full computes the last matrix again.
   const int64_t entry = min(first + q, args.batch - 1);
   const bool stored = first + q < args.batch;
@@ -228,7 +226,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   constexpr int kLanes = Matrix::kLanes;
   const int lane = threadIdx.x % 32, q = lane / kLanes, g = lane % kLanes;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Stage::kMatrices;
-  if (skips(args, first, Stage::kMatrices)) return;
   const int n = kExact ? Stage::kRows : args.n;
   const int count = static_cast<int>(min(int64_t{Stage::kMatrices}, args.batch - first));
   const Part part{args.upper, false};
@@ -287,7 +284,6 @@ __global__ void __launch_bounds__(32) solve_pos_lanes_shared_kernel(const SolveP
   using Matrix = LanesSharedFactor<T, kTiles>;
   const int q = threadIdx.x / 8, g = threadIdx.x % 8;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * Matrix::kMatrices;
-  if (skips(args, first, Matrix::kMatrices)) return;
   // A warp that is not full computes the last matrix again.
   const int64_t entry = min(first + q, args.batch - 1);
   const bool stored = first + q < args.batch;
@@ -474,7 +470,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   using Step = Panel<T, kTiles, 1>;
   const int lane = threadIdx.x % 32, n = args.n;
   const int64_t index = blockIdx.x, nrhs = args.nrhs;
-  if (skips(args, index)) return;
   const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
   T* vector = own.vector(0);
 
@@ -569,7 +564,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int lane = threadIdx.x % 32, n = kExact ? 8 * kTiles : args.n;
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
-  if (skips(args, index)) return;
   const Workspace own{reinterpret_cast<T*>(dynamic_shared)};
   T* panel = own.panel();
   T* vector = own.vector(0);
@@ -647,7 +641,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int lane = threadIdx.x % 32, n = args.n;
   const SingleSystem<T> system(args, blockIdx.x);
   const int64_t index = system.index, nrhs = args.nrhs;
-  if (skips(args, index)) return;
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   const auto a = View<T>::square(matrix_at<const T>(args.a, index, n, n), n);
   const Part part{args.upper, false};
@@ -712,9 +705,8 @@ __global__ void __launch_bounds__((BlockSharedFactor<kWorkers, kRhsPlace>::kThre
     solve_pos_block_shared_kernel(const SolvePosProblem args) {
   using Factor = BlockSharedFactor<kWorkers, kRhsPlace>;
   static_assert(kProducts || Factor::kRowTile);
-  const int64_t entry = blockIdx.x;
-  if (skips(args, entry)) return;
   const Factor matrix(dynamic_shared, args.n);
+  const int64_t entry = blockIdx.x;
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
   const double* b = matrix_at<const double>(args.b, entry, n, nrhs);
@@ -760,7 +752,6 @@ template <int kTiles>
 __global__ void __launch_bounds__(32) solve_pos_warp_tensor_kernel(const SolvePosProblem args) {
   using Factor = WarpTensorFactor<kTiles>;
   const int64_t entry = blockIdx.x;
-  if (skips(args, entry)) return;
   const int n = args.n;
   const int64_t nrhs = args.nrhs;
   const double* b = matrix_at<const double>(args.b, entry, n, nrhs);

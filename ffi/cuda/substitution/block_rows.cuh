@@ -424,7 +424,6 @@ __global__ void __launch_bounds__(32 * BlockRowsSubstitutionShape<T, kRows, kCol
   const int64_t item = blockIdx.x;
   const int64_t group = item / column_groups;
   const int64_t first = group * shape.matrices();
-  if (skips(s, first, shape.matrices())) return;
   const TileLoader<T, kRows, kColumns> loader{tiles, s, shape, first, upper, warp, lane};
   loader.start_copy();
   commit_copies();

@@ -397,7 +397,6 @@ __global__ void __launch_bounds__(
   const int64_t step = int64_t{gridDim.x} * Shape::kWarps * kMatrices;
   for (int64_t base = (int64_t{blockIdx.x} * Shape::kWarps + warp) * kMatrices; base < s.batch;
        base += step) {
-    if (skips(s, base, kMatrices)) continue;
     const int64_t entry = min(base + matrix, s.batch - 1);
     const bool stores = base + matrix < s.batch;
     const T* const own = s.a_of(entry);

@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(32 * ThreadSubstitutionShape<T, kN>::kWarps)
   const int64_t stride = int64_t{32} * Shape::kWarps * gridDim.x;
   for (int64_t first = (int64_t{blockIdx.x} * Shape::kWarps + warp) * 32; first < s.batch;
        first += stride) {
-    if (skips(s, first, 32)) continue;
     const int records = static_cast<int>(min(int64_t{32}, s.batch - first));
     if (s.a.contiguous()) {
       Matrices::load(matrices, s.a_of(first), records, lane);

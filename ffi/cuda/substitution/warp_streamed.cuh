@@ -259,7 +259,6 @@ __global__ void __launch_bounds__(32)
 
   for (int64_t item = blockIdx.x; item < s.batch * column_groups; item += gridDim.x) {
     const int64_t entry = kUsual ? item : item / column_groups;
-    if (skips(s, entry)) continue;
     const int64_t column = kUsual ? 0 : (item - entry * column_groups) * kColumns;
     const int columns = kUsual ? 1 : static_cast<int>(min(int64_t{kColumns}, s.nrhs - column));
     StoredTriangle<T, kAligned> triangle;
