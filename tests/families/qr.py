@@ -12,12 +12,16 @@ from jax_batched._core._jax import spec_of
 from jax_batched._matrices import adjoint, general, norm, normal
 
 
-@jax.jit
 def taus_of(a: Any) -> Any:
     """Factors for the vectors below a's diagonal: 2, made of entries that are read, so that they
     are spread over devices as a is."""
+    return _taus_of(jnp.asarray(a))
+
+
+@jax.jit
+def _taus_of(a: jax.Array) -> jax.Array:
     m, k = a.shape[-2], min(a.shape[-2:])
-    if m == 1 or any(spec_of(jax.typeof(a))[-2:]):  # a sharded axis is not sliced; it is refused
+    if m <= 1 or any(spec_of(jax.typeof(a))[-2:]):  # a sharded axis is not sliced; it is refused
         return jnp.full((*a.shape[:-2], k), 2, a.dtype)
     row = a[..., -1, :k]
     read = jnp.concatenate([row[..., : m - 1], row[..., :1]], axis=-1)
