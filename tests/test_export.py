@@ -65,7 +65,10 @@ def test_every_operation_for_every_platform(op, platforms):
     called = {platform: {op.operation} for platform in platforms}
     if "cuda" in platforms:
         called["cuda"] = op.kernels_called("float32", 3, 2)
-    assert targets(exported) == set().union(*called.values())
+    if "cuda" in platforms and not op.on_cuda:  # `lax` there, which other kernels may serve in part
+        assert (op.operation in targets(exported)) == ("cpu" in platforms)
+    else:
+        assert targets(exported) == set().union(*called.values())
     if HERE in platforms:
         for batch in (1, 8) if gathers else BATCHES:
             operands = op.operands("float32", batch=(batch,), n=3, nrhs=2)
