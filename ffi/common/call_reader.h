@@ -35,12 +35,15 @@ class CallReader {
     if (next_operand_ < args_.size()) {  // the mask, if there is one, comes last
       const Array where = next_operand("where", 0);
       check_dtype("where", where, ffi::DataType::PRED);
-      p.where = view("where", where);
+      where_ = view("where", where);
     }
+    if constexpr (requires { p.where; }) p.where = where_;
     return p;
   }
   const ffi::Error& error() const { return error_; }
   const Results& results() const { return read_results_; }
+  // Of each matrix, whether it is computed; without data: all are.
+  const MatrixView<Mapped>& where() const { return where_; }
 
   template <class Rows, class Columns>
   MatrixView<Packed> result(const char* name, Rows& rows, Columns& columns) {
@@ -279,6 +282,7 @@ class CallReader {
   ffi::Dictionary attributes_;
   size_t next_operand_ = 0, next_result_ = 0;
   Results read_results_;
+  MatrixView<Mapped> where_{};
   Array first_;  // the first result
   ffi::Error error_;
 };

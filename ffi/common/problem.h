@@ -23,11 +23,15 @@ struct Problem {
   DType dtype;
   std::string_view kernel;  // names the kernel to use; empty: as the tables say
   int64_t batch;
+};
+
+// Of operations whose CUDA kernels skip matrices that are computed together if none of these is
+// asked for. Others compute all: with one more argument their kernels spill registers.
+struct MaskedProblem : Problem {
   MatrixView<Mapped> where;  // of each matrix, whether it is computed; without data: all are
 };
 
-// The results of a problem, to be cleared where `where` is false. Kernels may write there, and need
-// not: many skip matrices that are computed together if none of these is asked for.
+// The results of a problem, to be cleared where its mask is false. Kernels may write there.
 struct Results {
   struct Result {
     void* data;

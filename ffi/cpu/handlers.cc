@@ -62,9 +62,9 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
     return for_each_matrix(pool, problem.batch, problem.work().nanoseconds(problem.dtype),
                            lanes(table, problem.dtype), kernel.scratch_bytes(problem), body);
   };
-  if (problem.where.data == nullptr) return over_batch(range);
+  if (call.where().data == nullptr) return over_batch(range);
   const int64_t gap = kGapWork / problem.work().nanoseconds(problem.dtype);
-  return over_batch([range, gap, wanted = Wanted{problem.where}, group = kernel.group(problem),
+  return over_batch([range, gap, wanted = Wanted{call.where()}, group = kernel.group(problem),
                      results = call.results()](int64_t begin, int64_t end, void* scratch) {
     for_each_wanted(wanted, group, gap, begin, end,
                     [&](int64_t first, int64_t last) { range(first, last, scratch); });

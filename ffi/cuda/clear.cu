@@ -38,23 +38,24 @@ __global__ void __launch_bounds__(32 * kClearWarps)
 }
 
 template <class Word>
-cudaError_t launch_clear_of(cudaStream_t stream, const Problem& problem,
+cudaError_t launch_clear_of(cudaStream_t stream, int64_t batch, const MatrixView<Mapped>& where,
                             const Results::Result& result) {
   const int64_t words = result.bytes / static_cast<int64_t>(sizeof(Word));
   const int64_t parts = (words + kClearWords - 1) / kClearWords;
-  return launch_kernel<&clear_kernel<Word>>(stream, (problem.batch + 31) / 32 * parts, kClearWarps,
-                                            32 * kClearWarps, 0, problem.where, result,
-                                            problem.batch, words, parts);
+  return launch_kernel<&clear_kernel<Word>>(stream, (batch + 31) / 32 * parts, kClearWarps,
+                                            32 * kClearWarps, 0, where, result, batch, words,
+                                            parts);
 }
 
 }  // namespace
 
-cudaError_t launch_clear(cudaStream_t stream, const Problem& problem, const Results& results) {
+cudaError_t launch_clear(cudaStream_t stream, int64_t batch, const MatrixView<Mapped>& where,
+                         const Results& results) {
   for (int i = 0; i < results.count; ++i) {
     const Results::Result& result = results.result[i];
     const cudaError_t error = result.bytes % 4 == 0
-                                  ? launch_clear_of<uint32_t>(stream, problem, result)
-                                  : launch_clear_of<uint16_t>(stream, problem, result);
+                                  ? launch_clear_of<uint32_t>(stream, batch, where, result)
+                                  : launch_clear_of<uint16_t>(stream, batch, where, result);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

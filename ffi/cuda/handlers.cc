@@ -23,8 +23,8 @@ ffi::Error run(cudaStream_t stream, ffi::RemainingArgs args, ffi::RemainingRets 
   if (problem.batch == 0) return ffi::Error::Success();
   cudaError_t status =
       with_type_of(problem, [&](auto t) { return launch<decltype(t)>(stream, problem); });
-  if (status == cudaSuccess && problem.where.data != nullptr) {
-    status = launch_clear(stream, problem, call.results());
+  if (status == cudaSuccess && call.where().data != nullptr) {
+    status = launch_clear(stream, problem.batch, call.where(), call.results());
   }
   if (status == cudaSuccess) return ffi::Error::Success();
   return ffi::Error::Internal(std::string("jax_batched: CUDA launch failed: ") +

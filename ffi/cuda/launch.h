@@ -12,7 +12,8 @@ namespace jax_batched::cuda {
 template <class T, class P>
 cudaError_t launch(cudaStream_t stream, const P& problem);
 
-// Clears the results of the matrices that a problem does not ask for (Problem::where).
-cudaError_t launch_clear(cudaStream_t stream, const Problem& problem, const Results& results);
+// Clears the results of the matrices of a batch that are not asked for.
+cudaError_t launch_clear(cudaStream_t stream, int64_t batch, const MatrixView<Mapped>& where,
+                         const Results& results);
 
 }  // namespace jax_batched::cuda

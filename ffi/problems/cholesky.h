@@ -34,7 +34,7 @@ struct CholeskyProblem : Problem {
 
 // The cotangent of A, given that of its Cholesky factor C (A = C C^H, or with `upper` C^H C), of
 // which one triangle is read: the transpose of the derivative of cholesky.
-struct CholeskyPullbackProblem : Problem {
+struct CholeskyPullbackProblem : MaskedProblem {
   static constexpr std::string_view kName = "cholesky_pullback";
   static constexpr bool kTakesStored = false;
   static constexpr int64_t kMaxN = 512;

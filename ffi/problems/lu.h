@@ -16,7 +16,7 @@ constexpr int64_t lu_operations(int64_t m, int64_t n) {
   return k * k * (3 * std::max(m, n) - k) / 6;
 }
 
-struct GeneralProblem : Problem {
+struct GeneralProblem : MaskedProblem {
   static constexpr bool kTakesStored = false;
   static constexpr int64_t kMaxN = 512;
 

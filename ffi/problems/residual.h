@@ -5,7 +5,7 @@
 namespace jax_batched {
 
 // R = B - s A X with A m x n, X n x nrhs and a real factor s for each matrix.
-struct ResidualProblem : Problem {
+struct ResidualProblem : MaskedProblem {
   static constexpr std::string_view kName = "residual";
   static constexpr bool kTakesStored = false;
   static constexpr int64_t kMaxN = 512;

@@ -1,4 +1,4 @@
-// Problems that ask for some of their matrices only (Problem::where).
+// Calls that ask for some of their matrices only.
 #pragma once
 
 #include <algorithm>

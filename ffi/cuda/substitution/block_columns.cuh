@@ -224,7 +224,6 @@ __global__ void __launch_bounds__(32 * BlockColumnsSubstitutionShape<T, kBlock>:
 
   for (int64_t item = blockIdx.x; item < s.batch * column_groups; item += gridDim.x) {
     const int64_t entry = item / column_groups;
-    if (skips(s, entry)) continue;
     const int64_t column = (item - entry * column_groups) * blockDim.x + warp * 32;
     const T* const a = s.a_of(entry);
     T* const x = s.x_of(entry);

@@ -252,7 +252,6 @@ __global__ void __launch_bounds__(32 * BlockTensorSubstitutionShape<kTiles, kPar
   double* const columns = m + Shape::columns(warp);
   const int64_t item = blockIdx.x;
   const int64_t entry = item / column_groups;
-  if (skips(s, entry)) return;
   const LowerSystem& system = s.first;
   start_tile_copies<Shape, kTiles>(m, s, s.a_of(entry) + system.a_start);
   commit_copies();

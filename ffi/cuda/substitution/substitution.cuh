@@ -21,7 +21,6 @@
 #include <cstdint>
 
 #include "ffi/cuda/device/math.cuh"
-#include "ffi/cuda/layout/view.cuh"
 #include "ffi/problems/substitution.h"
 
 namespace jax_batched::cuda {
