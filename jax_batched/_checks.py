@@ -82,13 +82,20 @@ def batches(operation: str, named: Sequence[tuple[str, Array, int]]) -> None:
 
 
 def right_hand_side(
-    operation: str, a: Array, b: Array, *, left_side: bool = True, name: str = "a"
+    operation: str,
+    a: Array,
+    b: Array,
+    *,
+    left_side: bool = True,
+    size: Any = None,
+    names: tuple[str, str] = ("a", "b"),
 ) -> Array:
     """b as a batch of matrices: (..., n, k) or, for systems X A = B, (..., k, n).
 
-    b is a vector only if it has one dimension (as in NumPy 2). The message calls a by its name.
+    n is a's number of columns, if no size is given. b is a vector only if it has one dimension (as
+    in NumPy 2). The message calls a and b by their names.
     """
-    n = a.shape[-1]
+    n = a.shape[-1] if size is None else size
     if b.ndim == 1:
         matrix = b[:, None] if left_side else b[None, :]
     else:
@@ -97,10 +104,10 @@ def right_hand_side(
     if matrix.ndim < 2 or matrix.shape[axis] != n:
         wanted = f"({n},) or (..., {n}, k)" if left_side else f"({n},) or (..., k, {n})"
         raise ValueError(
-            f"{operation}: b must have shape {wanted} to go with {name} of shape {a.shape}, "
-            f"got {b.shape}"
+            f"{operation}: {names[1]} must have shape {wanted} to go with {names[0]} of shape "
+            f"{a.shape}, got {b.shape}"
         )
-    batches(operation, [(name, a, 2), ("b", matrix, 2)])
+    batches(operation, [(names[0], a, 2), (names[1], matrix, 2)])
     return matrix
 
 

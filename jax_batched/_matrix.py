@@ -89,6 +89,12 @@ def triangle(a: Array, *, upper: bool, strict: bool = False) -> Array:
     return jnp.triu(a, k) if upper else jnp.tril(a, -k)
 
 
+def spoilt(x: Array, failed: Array) -> Array:
+    """x with NaN, in both parts of complex numbers, where it failed."""
+    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
+    return jnp.where(failed, jnp.asarray(nan, x.dtype), x)
+
+
 def take_rows(x: Array, rows: Array) -> Array:
     """The rows of each matrix in another order."""
     batch = jnp.broadcast_shapes(x.shape[:-2], rows.shape[:-1])

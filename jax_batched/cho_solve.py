@@ -100,7 +100,7 @@ def cho_solve(
     lower = _checks.flag("cho_solve", "lower in the pair (c, lower)", lower)
     (factor, rhs), dtype = _checks.operands("cho_solve", c=c, b=b)
     _checks.square("cho_solve", "c", factor)
-    columns = _checks.right_hand_side("cho_solve", factor, rhs, name="c")
+    columns = _checks.right_hand_side("cho_solve", factor, rhs, names=("c", "b"))
     overwrite = _checks.flag("cho_solve", "overwrite_b", overwrite_b)
     wanted = _checks.mask("cho_solve", where, _checks.batch_of(factor, columns))
     (x,) = cho_solve_op(factor, columns, lower=lower, where=wanted, overwrite=overwrite)

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 
 from jax_batched import _checks, _lapack
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
-from jax_batched._matrix import adjoint, hermitian_input, matmul, triangle
+from jax_batched._matrix import adjoint, hermitian_input, matmul, spoilt, triangle
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
 
 Array = jax.Array
@@ -131,17 +131,13 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
     hermitian = hermitian_input(a, upper=upper, symmetrize=symmetrize)
     lower_factor = _lapack.cholesky(hermitian)
     diagonal = jnp.real(jnp.diagonal(lower_factor, axis1=-2, axis2=-1))
-    failed = jnp.isnan(diagonal).any(-1)
-    wanted = mask.current()
-    if wanted is not None:
-        failed = failed & wanted
+    failed = mask.applied(jnp.isnan(diagonal).any(-1), 0)
     info = jax.lax.cond(
         failed.any(),
         lambda: jnp.where(failed, _first_bad_pivot(hermitian), 0),
         lambda: jnp.zeros(failed.shape, jnp.int32),
     )
-    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(a) else jnp.nan
-    factor = triangle(jnp.where(failed[..., None, None], nan, lower_factor), upper=False)
+    factor = triangle(spoilt(lower_factor, failed[..., None, None]), upper=False)
     return adjoint(factor) if upper else factor, info
 
 

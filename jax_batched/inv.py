@@ -200,10 +200,7 @@ def _det_jvp(
     (determinant,) = det_op(a, **params)
     if da is None or a.shape[-1] == 0:
         return (determinant,), (None,)
-    singular = determinant == 0
-    wanted = mask.current()
-    if wanted is not None:
-        singular = singular & wanted
+    singular = mask.applied(determinant == 0, 0)
     inverse = jnp.where(singular[..., None, None], jnp.zeros_like(a), _inverse(a))
     regular = determinant * _trace_of_product(inverse, da)
 

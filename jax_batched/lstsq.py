@@ -12,9 +12,9 @@ from jax.typing import ArrayLike
 
 from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, lax, mask
-from jax_batched._core.rules import minus
+from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._core.signature import at_least
-from jax_batched._matrix import adjoint, matmul, real_dtype
+from jax_batched._matrix import adjoint, matmul, real_dtype, spoilt
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import bad_pivot
@@ -76,13 +76,7 @@ def lstsq(
     (matrix, rhs), dtype = _checks.operands("lstsq", a=a, b=b)
     _checks.matrix("lstsq", "a", matrix)
     m, n = matrix.shape[-2:]
-    columns = rhs[:, None] if rhs.ndim == 1 else rhs
-    if columns.ndim < 2 or columns.shape[-2] != m:
-        raise ValueError(
-            f"lstsq: b must have shape ({m},) or (..., {m}, k) to go with a of shape "
-            f"{matrix.shape}, got {rhs.shape}"
-        )
-    _checks.batches("lstsq", [("a", matrix, 2), ("b", columns, 2)])
+    columns = _checks.right_hand_side("lstsq", matrix, rhs, size=m)
     tall = at_least(n, m)
     if method == "cholesky" and not tall:
         raise ValueError(
@@ -113,6 +107,7 @@ def lstsq(
 
 # What is none of this library's operations is compiled, so that no constant is moved to the device.
 _kept = jax.jit(mask.kept, static_argnums=2)
+_spoilt = jax.jit(lambda x, info: spoilt(x, (info > 0)[..., None, None]))
 
 
 @jax.jit
@@ -135,12 +130,6 @@ def _rank(reflections: Array, *, size: int) -> tuple[Array, Array]:
     tolerance = size * np.finfo(reflections.dtype).eps * jnp.max(diagonal, axis=-1, keepdims=True)
     rank = jnp.sum(diagonal > tolerance, axis=-1, dtype=jnp.int32)
     return rank, bad_pivot(reflections)
-
-
-@jax.jit
-def _spoilt(x: Array, info: Array) -> Array:
-    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
-    return jnp.where((info > 0)[..., None, None], jnp.asarray(nan, x.dtype), x)
 
 
 def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
@@ -206,20 +195,9 @@ def _apply_jvp(
     return (x,), (dx + moved - matmul(a, apply(moved, False)),)
 
 
-def _apply_transpose(
-    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
-) -> Sequence[Any]:
-    """The transpose of P is conj(P^H)."""
-    (ct,) = cotangents
-    if ct is None:
-        return (None,)
-    (x,) = pseudoinverse_op(*primals[:-1], jnp.conj(ct), adjoint=not params["adjoint"])
-    return (jnp.conj(x),)
-
-
 # a, m x n with m >= n, its reflections and their factors, b -> P b, or with `adjoint` P^H b, P the
 # pseudoinverse. The factors are a means, and have no derivative here: the matrix itself has one.
-pseudoinverse_op = Operation(
+pseudoinverse_op: Operation = Operation(
     "pseudoinverse",
     Rules(
         signature=lambda params: (
@@ -227,7 +205,7 @@ pseudoinverse_op = Operation(
         ),
         paths=(lax(_apply, broadcasts=True),),
         jvp=_apply_jvp,
-        transpose=_apply_transpose,
+        transpose=hermitian_transpose(lambda: pseudoinverse_op, flag="adjoint"),
     ),
 )
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _ffi, _lapack
-from jax_batched._core import Call, Operation, Params, Rules, kernel, lax, mask
+from jax_batched import _checks, _lapack
+from jax_batched._core import Operation, Params, Rules, kernel, lax, mask, takes_rows
 from jax_batched._core.rules import minus
-from jax_batched._core.signature import at_least
-from jax_batched._matrix import matmul, take_rows, triangle
+from jax_batched._core.signature import smaller
+from jax_batched._matrix import matmul, spoilt, take_rows, triangle
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -161,14 +161,11 @@ def lu_solve(
             f"lu_solve: pivots must be integers of shape {matrix.shape[:-1]}, as lu_factor returns "
             f"them, got {_checks.described(exchanged)}"
         )
-    columns = _checks.right_hand_side("lu_solve", matrix, rhs, name="lu")
+    columns = _checks.right_hand_side("lu_solve", matrix, rhs, names=("lu", "b"))
     n = matrix.shape[-1]
     rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), n)
     batch = _checks.batch_of(matrix, columns)
-    wanted = _checks.mask("lu_solve", where, batch)
-    if wanted is not None:
-        wanted = jnp.broadcast_to(wanted, batch)
-    with mask.only(wanted):
+    with mask.only(_checks.mask("lu_solve", where, batch)):
         x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
     return _checks.drop_column(x, rhs).astype(dtype)
 
@@ -194,12 +191,6 @@ def substitute(
         x = triangle_solve(triangle_solve(b, lower=False), lower=True)
         return take_rows(x, jnp.argsort(rows, -1))
     return triangle_solve(triangle_solve(take_rows(b, rows), lower=True), lower=False)
-
-
-def _sizes(params: Params, sizes: dict[str, Any]) -> dict[str, Any]:
-    del params
-    m, n = sizes["m"], sizes["n"]
-    return {"k": m if at_least(m, n) else n}
 
 
 def _jvp(
@@ -241,17 +232,12 @@ def _lax(a: Array) -> Sequence[Array]:
     return factors, pivots, permutation, bad_pivot(factors)
 
 
-def _takes_rows(call: Call) -> bool:
-    m = call.sizes["m"]
-    return isinstance(m, int) and m <= _ffi.max_n(call.platform, call.operation, call.dtype)
-
-
 lu_op = Operation(
     "lu",
     Rules(
         signature=lambda params: "(m,n)->(m,n),(k),(m),()",
-        paths=(kernel(_takes_rows), lax(_lax)),
-        sizes=_sizes,
+        paths=(kernel(takes_rows), lax(_lax)),
+        sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=(None, jnp.int32, jnp.int32, jnp.int32),
     ),
@@ -276,8 +262,7 @@ def _solve(
 ) -> Sequence[Array]:
     del a
     x = substitute(factors, rows, b, transpose=transpose)
-    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
-    return (jnp.where((info > 0)[..., None, None], jnp.asarray(nan, x.dtype), x),)
+    return (spoilt(x, (info > 0)[..., None, None]),)
 
 
 def _solve_jvp(

@@ -8,10 +8,11 @@ import jax.export
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _ffi, _lapack
-from jax_batched._core import Call, Operation, Params, Rules, kernel, lax, mask
-from jax_batched._core.signature import at_least
-from jax_batched._matrix import adjoint, matmul, triangle
+from jax_batched import _checks, _lapack
+from jax_batched._core import Operation, Params, Rules, kernel, lax, mask, takes_rows
+from jax_batched._core.rules import hermitian_transpose
+from jax_batched._core.signature import at_least, smaller
+from jax_batched._matrix import adjoint, matmul, spoilt, triangle
 from jax_batched.solve import solve_gen_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -157,20 +158,14 @@ def qr_multiply(
     _checks.matrix("qr_multiply", "a", matrix)
     m, n = matrix.shape[-2:]
     _check_taus("qr_multiply", matrix, factors, min(m, n))
-    columns = other[:, None] if other.ndim == 1 else other
-    if not left and other.ndim == 1:
-        columns = other[None, :]
-    if columns.shape[-2 if left else -1] != m:
-        wanted = f"({m},) or (..., {m}, p)" if left else f"({m},) or (..., p, {m})"
-        raise ValueError(
-            f"qr_multiply: c must have shape {wanted} to go with a of shape {matrix.shape}, got "
-            f"{other.shape}"
-        )
+    columns = _checks.right_hand_side(
+        "qr_multiply", matrix, other, left_side=left, size=m, names=("a", "c")
+    )
     _checks.batches("qr_multiply", [("a", matrix, 2), ("taus", factors, 1), ("c", columns, 2)])
     shapes = (matrix.shape[:-2], factors.shape[:-1], columns.shape[:-2])
-    chosen = _checks.mask("qr_multiply", where, jnp.broadcast_shapes(*shapes))
+    wanted = _checks.mask("qr_multiply", where, jnp.broadcast_shapes(*shapes))
     c = columns if left else _adjoint(columns)
-    (x,) = qr_multiply_op(matrix, factors, c, adjoint=conjugate == left, where=chosen)
+    (x,) = qr_multiply_op(matrix, factors, c, adjoint=conjugate == left, where=wanted)
     x = x if left else _adjoint(x)
     return _checks.drop_column(x, other, left_side=left).astype(dtype)
 
@@ -185,15 +180,6 @@ def _check_taus(operation: str, a: Array, taus: Array, most: Any) -> None:
             f"shape {a.shape}, got {taus.shape}"
         )
     _checks.batches(operation, [("a", a, 2), ("taus", taus, 1)])
-
-
-def _smaller(m: Any, n: Any) -> Any:
-    return n if at_least(n, m) else m
-
-
-def _sizes(params: Params, sizes: dict[str, Any]) -> dict[str, Any]:
-    del params
-    return {"k": _smaller(sizes["m"], sizes["n"])}
 
 
 _SIGNATURES = {
@@ -281,28 +267,22 @@ def _lax(a: Array, *, mode: str) -> Sequence[Array]:
         results = (upper,) if mode == "r" else (upper, taus)
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
     bad = ~jnp.isfinite(diagonal).all(-1)
-    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(a) else jnp.nan
-    spoilt = []
+    finished = []
     for i, x in enumerate(results):
         failed = jnp.expand_dims(bad, range(bad.ndim, x.ndim))
         if mode != "raw" and i == len(results) - 1:  # R keeps its zeros
             upper = jnp.triu(jnp.ones(x.shape[-2:], bool))
             failed = jnp.where(upper, failed, jnp.zeros_like(failed))
-        spoilt.append(jnp.where(failed, jnp.asarray(nan, x.dtype), x))
-    return spoilt
-
-
-def _takes_rows(call: Call) -> bool:
-    m = call.sizes["m"]
-    return isinstance(m, int) and m <= _ffi.max_n(call.platform, call.operation, call.dtype)
+        finished.append(spoilt(x, failed))
+    return finished
 
 
 qr_op = Operation(
     "qr",
     Rules(
         signature=lambda params: _SIGNATURES[params["mode"]],
-        paths=(kernel(_takes_rows), lax(_lax)),
-        sizes=_sizes,
+        paths=(kernel(takes_rows), lax(_lax)),
+        sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=lambda params, data: (data,) * (1 if params["mode"] == "r" else 2),
     ),
@@ -336,9 +316,7 @@ def _multiply_jvp(
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     (a, taus, c), (da, dtaus, dc) = primals, tangents
     (x,) = qr_multiply_op(a, taus, c, **params)
-    wanted = mask.current()
-    if wanted is not None:  # of a sum over entries that share a, these alone
-        c = mask.kept(c, wanted, 2)
+    c = mask.applied(c, 2)  # of a sum over entries that share a, what counts
     dx = None if dc is None else qr_multiply_op(a, taus, dc, **params)[0]
     if da is not None or dtaus is not None:
         _, (of_q,) = jax.jvp(
@@ -354,24 +332,13 @@ def _or_zeros(tangent: Any, primal: Array) -> Any:
     return jnp.zeros_like(primal) if tangent is None else tangent
 
 
-def _multiply_transpose(
-    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
-) -> Sequence[Any]:
-    """The transpose of Q is conj(Q^H)."""
-    (a, taus, _), (ct,) = primals, cotangents
-    if ct is None:
-        return (None,)
-    (x,) = qr_multiply_op(a, taus, jnp.conj(ct), adjoint=not params["adjoint"])
-    return (jnp.conj(x),)
-
-
-qr_multiply_op = Operation(
+qr_multiply_op: Operation = Operation(
     "qr_multiply",
     Rules(
         signature=lambda params: "(m,n),(k),(m,p)->(m,p)",
-        paths=(kernel(_takes_rows), lax(_multiplied, broadcasts=True)),
+        paths=(kernel(takes_rows), lax(_multiplied, broadcasts=True)),
         jvp=_multiply_jvp,
-        transpose=_multiply_transpose,
+        transpose=hermitian_transpose(lambda: qr_multiply_op, flag="adjoint"),
     ),
 )
 
@@ -394,7 +361,7 @@ householder_product_op = Operation(
     "householder_product",
     Rules(
         signature=lambda params: "(m,n),(k)->(m,n)",
-        paths=(kernel(_takes_rows), lax(_formed, broadcasts=True)),
+        paths=(kernel(takes_rows), lax(_formed, broadcasts=True)),
         columns=False,
         jvp=_formed_jvp,
     ),

@@ -144,6 +144,17 @@ def on_each(op: Callable[..., Any], calls: Sequence[Any], kernel: str = "") -> l
     return [jax.tree.map(np.asarray, result) for result in results]
 
 
+def check_same_bits(
+    f: Callable[..., Any], arrays: Sequence[Any], kernels: Sequence[str] = ("lanes", "blocked", "")
+) -> None:
+    """Asserts that f of each array has the same bits with all these kernels."""
+    first, *others = (on_each(f, [(a,) for a in arrays], kernel) for kernel in kernels)
+    for other in others:
+        for a, *results in zip(arrays, first, other, strict=True):
+            for x, y in zip(*map(jax.tree.leaves, results), strict=True):
+                assert same_bits(x, y), a.shape
+
+
 def by_reference_kernel(op: Callable[..., Any], calls: Sequence[Any]) -> list[Any]:
     """`on_each` with the plain CPU kernel, on whatever machine."""
     with jax.default_device(jax.devices("cpu")[0]):

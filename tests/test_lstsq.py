@@ -97,11 +97,11 @@ def test_normal_equations_are_as_good_as_qr(power, dtype):
 
 
 @pytest.mark.parametrize("dtype", ("float64", "complex128"))
-@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 5)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("method", "shape"),
+    [("qr", (4, 4)), ("qr", (6, 3)), ("qr", (3, 5)), ("cholesky", (4, 4)), ("cholesky", (6, 3))],
+)
 def test_derivatives(method, shape, dtype):
-    if method == "cholesky" and shape[0] < shape[1]:
-        pytest.skip("takes no wide matrices")
     a, b = matrices(dtype, *shape, 3), matrices(dtype, shape[0], 2, 3, seed=1)
     check_derivatives(lambda a, b: list(jb.lstsq(a, b, method=method)[:2]), a, b)
 

@@ -101,14 +101,7 @@ def test_kernels_give_the_same_bits(dtype):
             results += [jb.det(a), jb.slogdet(a), jb.inv(a, return_info=True)]
         return results
 
-    lanes, blocked, chosen = (
-        ops.on_each(everything, [(a,) for a in cases], kernel)
-        for kernel in ("lanes", "blocked", "")
-    )
-    for shape, *results in zip(shapes, lanes, blocked, chosen, strict=True):
-        for x, y, z in zip(*map(jax.tree.leaves, results), strict=True):
-            assert ops.same_bits(x, y), shape
-            assert ops.same_bits(x, z), shape
+    ops.check_same_bits(everything, cases)
 
 
 @pytest.mark.parametrize("dtype", ("float64", "complex128"))

@@ -122,10 +122,6 @@ struct Product {
   void multiply(Lanes<T> factor) { mantissa = normalized(product(mantissa, normalized(factor))); }
 
  private:
-  static Simd<R> product(Simd<R> a, Simd<R> b) { return a * b; }
-  static Complex<Simd<R>> product(Complex<Simd<R>> a, Complex<Simd<R>> b) {
-    return {sub_mul(a.re * b.re, a.im, b.im), sub_mul(a.re * b.im, -a.im, b.re)};
-  }
   // x * 2^-e so that 1 <= |larger part| < 2, and e is added to the exponent; zero, inf and NaN
   // stay.
   Lanes<T> normalized(Lanes<T> x) {

@@ -33,6 +33,12 @@ def current() -> Array | None:
     return _current.get()
 
 
+def applied(x: Array, core_rank: int) -> Array:
+    """x, with zeros (False) in the entries that the present mask leaves out."""
+    mask = current()
+    return x if mask is None else kept(x, mask, core_rank)
+
+
 def of_batch(mask: Array, batch: Sequence[Any]) -> Array:
     """The mask for arrays whose batch has size 1 in some dimensions, and maybe more of them at the
     end. What serves several entries is computed if one of them is."""

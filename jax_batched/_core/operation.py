@@ -95,6 +95,12 @@ def kernel(serves: Callable[[Call], bool] = lambda call: True) -> Path:
     )
 
 
+def takes_rows(call: Call) -> bool:
+    """Whether the rows of m x n matrices, too, are no more than kernels serve."""
+    m = call.sizes["m"]
+    return isinstance(m, int) and m <= _ffi.max_n(call.platform, call.operation, call.dtype)
+
+
 def composed(compute: Callable[..., Sequence[Array]]) -> Path:
     """Made of operations that have kernels, in the range of the operation's own."""
     return Path("composed", compute, _has_kernels, broadcasts=True)
@@ -175,7 +181,7 @@ class Operation:
     def signature(self, params: Params) -> Signature:
         """Core dimensions of this operation under these parameters, of a mask too."""
         signature = Signature.parse(self.rules.signature(_own(params)), self.rules.columns)
-        if not params.get("masked"):
+        if not params["masked"]:
             return signature
         return dataclasses.replace(signature, operands=(*signature.operands, ()))
 
@@ -412,21 +418,20 @@ class Operation:
         compute = functools.partial(path.compute, **_own(params))
 
         def made_of_others(*arrays: Array) -> Sequence[Array]:
-            _, where = _split(arrays, params)
+            data, where = _split(arrays, params)
             if 0 in ctx.avals_out[0].shape:
                 results: Any = [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
             else:
-                results = computed(*arrays)
+                results = computed(data, where)
             return results if where is None else self._cleared(results, where, signature)
 
-        def computed(*arrays: Array) -> Sequence[Array]:
+        def computed(data: Sequence[Array], where: Array | None) -> Sequence[Array]:
             if not path.broadcasts:
                 batch = ctx.avals_out[0].shape[: ctx.avals_out[0].ndim - len(signature.results[0])]
-                arrays = tuple(
+                data = [
                     jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - len(core) :]))
-                    for x, core in zip(arrays, signature.operands, strict=True)
-                )
-            data, where = _split(arrays, params)
+                    for x, core in zip(data, signature.operands, strict=False)
+                ]
             # What is made of kernels chooses them itself, unless one of them is forced by name.
             forced = "" if params["kernel"] == "composed" else params["kernel"]
             with _ffi.force_kernel(forced), mask.only(where):
@@ -503,7 +508,7 @@ def _batch_shape(operands: Sequence[Array], cores: Sequence[Any]) -> tuple[Any, 
 
 def _split(operands: Sequence[Any], params: Params) -> tuple[tuple[Any, ...], Any]:
     """The operation's own operands, and the mask."""
-    return (tuple(operands[:-1]), operands[-1]) if params.get("masked") else (tuple(operands), None)
+    return (tuple(operands[:-1]), operands[-1]) if params["masked"] else (tuple(operands), None)
 
 
 def _kept(arrays: Sequence[Any], where: Array, cores: Sequence[Any]) -> list[Any]:

@@ -26,7 +26,8 @@ def override_lowering(
 
     def lower(platform: _ffi.Platform, ctx: Any, *operands: Any, **params: Any) -> Any:
         ours = adapt(params)
-        if ours is None or operation.path(platform, ctx, {**ours, "kernel": ""}).name == "lax":
+        choices = {"kernel": "", "masked": False}
+        if ours is None or operation.path(platform, ctx, {**ours, **choices}).name == "lax":
             rule = (former[platform] or _jax.lowerings(None)[primitive]).rule
             return rule(ctx, *operands, **params)
 

@@ -18,11 +18,12 @@ def minus(b: Array | None, product: Array) -> Array:
 
 
 def hermitian_transpose(
-    operation: "Callable[[], Operation]",
+    operation: "Callable[[], Operation]", flag: str | None = None
 ) -> "Callable[[Params, tuple[Any, ...], tuple[Any, ...]], Sequence[Any]]":
-    """The rule of b -> a^-1 b with Hermitian a, whose transpose is conj(a)^-1.
+    """The rule of b -> M b with Hermitian M, whose transpose is conj(M): of a solve M is a^-1.
 
-    The operation has b as its last operand and the solution as its first result.
+    With a flag, M need not be Hermitian: the parameter of that name says which of M and M^H it is.
+    The operation has b as its last operand and the product as its first result.
     """
 
     def transpose(
@@ -31,6 +32,7 @@ def hermitian_transpose(
         ct = cotangents[0]
         if ct is None:
             return (None,)
-        return (jnp.conj(operation()(*primals[:-1], jnp.conj(ct), **params)[0]),)
+        turned = params if flag is None else {**params, flag: not params[flag]}
+        return (jnp.conj(operation()(*primals[:-1], jnp.conj(ct), **turned)[0]),)
 
     return transpose

@@ -54,6 +54,11 @@ def at_least(least: int, size: Any) -> bool:
         return False
 
 
+def smaller(m: Any, n: Any) -> Any:
+    """min(m, n) of sizes, m where a symbolic one leaves that open."""
+    return n if at_least(n, m) else m
+
+
 def fold(x: Array, dims: Sequence[int], column: int) -> Array:
     """Moves batch dimensions into the core dimension `column` (counted from the end)."""
     target = x.ndim + column

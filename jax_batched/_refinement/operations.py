@@ -35,9 +35,7 @@ def _refine(
 ) -> Sequence[Array]:
     """x, converged, steps, backward error and rescued of each right-hand side, and info."""
     *factors, info, b = operands
-    wanted = mask.current()
-    if wanted is not None:  # a right-hand side of zeros takes no step
-        b = mask.kept(b, wanted, 2)
+    b = mask.applied(b, 2)  # a right-hand side of zeros takes no step
     if transpose:
         a = jnp.swapaxes(a, -1, -2)
     system = scaled_system(a, b, triangle)

@@ -83,24 +83,6 @@ JAX_BATCHED_INLINE Simd<R> magnitude(Complex<Simd<R>> a) {
   return absolute(a.re) + absolute(a.im);
 }
 
-template <class R>
-JAX_BATCHED_INLINE typename Simd<R>::Mask is_zero(Simd<R> a) {
-  return a.v == Simd<R>(R(0)).v;
-}
-template <class R>
-JAX_BATCHED_INLINE typename Simd<R>::Mask is_zero(Complex<Simd<R>> a) {
-  return is_zero(a.re) & is_zero(a.im);
-}
-// Not of inf or NaN.
-template <class R>
-JAX_BATCHED_INLINE typename Simd<R>::Mask is_finite(Simd<R> a) {
-  return is_zero(a - a);
-}
-template <class R>
-JAX_BATCHED_INLINE typename Simd<R>::Mask is_finite(Complex<Simd<R>> a) {
-  return is_finite(a.re) & is_finite(a.im);
-}
-
 // info of each lane after one more pivot, that of the 1-based column `column`.
 template <class P, class R>
 JAX_BATCHED_INLINE Simd<R> first_bad_pivot(Simd<R> info, P pivot, int64_t column) {

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "ffi/cpu/engine/lu_lanes.h"
+#include "ffi/cpu/engine/substitution_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
@@ -20,16 +20,6 @@ inline constexpr int64_t kQrPanel = 32;
 // Columns of a tile, which stays in registers.
 template <class T>
 inline constexpr int kQrColumns = kIsComplex<T> ? 4 : 8;
-
-// Of numbers, or of registers of them.
-template <class R>
-JAX_BATCHED_INLINE R product(R a, R b) {
-  return a * b;
-}
-template <class R>
-JAX_BATCHED_INLINE Complex<R> product(Complex<R> a, Complex<R> b) {
-  return {sub_mul(a.re * b.re, a.im, b.im), sub_mul(a.re * b.im, -a.im, b.re)};
-}
 
 template <class R>
 JAX_BATCHED_INLINE R minus_squares(R sum, R x) {

@@ -447,4 +447,32 @@ JAX_BATCHED_CALLED void transpose(const R* from, int64_t from_pitch, R* to, int6
       [&](auto l) JAX_BATCHED_INLINED { Simd<R>(square.row[l]).store(to + l * to_pitch); });
 }
 
+template <class R>
+JAX_BATCHED_INLINE typename Simd<R>::Mask is_zero(Simd<R> a) {
+  return a.v == Simd<R>(R(0)).v;
+}
+template <class R>
+JAX_BATCHED_INLINE typename Simd<R>::Mask is_zero(Complex<Simd<R>> a) {
+  return is_zero(a.re) & is_zero(a.im);
+}
+// Not of inf or NaN.
+template <class R>
+JAX_BATCHED_INLINE typename Simd<R>::Mask is_finite(Simd<R> a) {
+  return is_zero(a - a);
+}
+template <class R>
+JAX_BATCHED_INLINE typename Simd<R>::Mask is_finite(Complex<Simd<R>> a) {
+  return is_finite(a.re) & is_finite(a.im);
+}
+
+// Of numbers, or of registers of them.
+template <class R>
+JAX_BATCHED_INLINE R product(R a, R b) {
+  return a * b;
+}
+template <class R>
+JAX_BATCHED_INLINE Complex<R> product(Complex<R> a, Complex<R> b) {
+  return {sub_mul(a.re * b.re, a.im, b.im), sub_mul(a.re * b.im, -a.im, b.re)};
+}
+
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA
