@@ -9,7 +9,17 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _lapack
-from jax_batched._core import Operation, Params, Rules, kernel, lax, mask, takes_rows
+from jax_batched._core import (
+    Call,
+    Operation,
+    Params,
+    Rules,
+    composed,
+    kernel,
+    lax,
+    mask,
+    takes_rows,
+)
 from jax_batched._core.rules import hermitian_transpose
 from jax_batched._core.signature import at_least, smaller
 from jax_batched._matrix import adjoint, matmul, spoilt, triangle
@@ -253,6 +263,21 @@ def _jvp(
     return ((r,), (dr,)) if mode == "r" else ((q, r), (dq, dr))
 
 
+def _is_r_alone(call: Call) -> bool:
+    """Whether the kernels need a place for the reflections, which R alone does not give them."""
+    tall = call.sizes["m"] > call.sizes["n"] > _FEW_COLUMNS
+    return call.platform == "cuda" and call.params["mode"] == "r" and tall
+
+
+# Of whose reflections a kernel of CUDA keeps none.
+_FEW_COLUMNS = 8
+
+
+def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
+    reflections, _ = qr_op(a, mode="raw")
+    return (triangle(reflections[..., : a.shape[-1], :], upper=True),)
+
+
 def _lax(a: Array, *, mode: str) -> Sequence[Array]:
     """JAX's own routine; NaN in all of a matrix of which some of the factors is not finite."""
     if 0 in a.shape[-2:]:  # a complete Q of no columns
@@ -281,7 +306,13 @@ qr_op = Operation(
     "qr",
     Rules(
         signature=lambda params: _SIGNATURES[params["mode"]],
-        paths=(kernel(takes_rows), lax(_lax)),
+        paths=(
+            kernel(lambda call: takes_rows(call) and not _is_r_alone(call)),
+            composed(
+                _without_reflections, lambda call: takes_rows(call) and _is_r_alone(call)
+            ),
+            lax(_lax),
+        ),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=lambda params, data: (data,) * (1 if params["mode"] == "r" else 2),

@@ -19,6 +19,7 @@ jax.config.update("jax_enable_x64", True)
 import ops  # noqa: E402
 import test_cholesky_pullback as test_pullback  # noqa: E402
 import test_lu  # noqa: E402
+import test_qr  # noqa: E402
 import test_residual  # noqa: E402
 
 import jax_batched as jb  # noqa: E402
@@ -128,8 +129,27 @@ def check_lu(dtype: str, batch: int) -> int:
     return calls
 
 
+def check_qr(dtype: str, batch: int) -> int:
+    """Every kernel of QR and of products with Q; the number of calls."""
+    calls = 0
+    for kernel in test_qr.KERNELS[:-1]:
+        for m, n in (*LU_SHAPES, (512, 9), (64, 16)):
+            if not test_qr.serves(kernel, dtype, m, n):
+                continue
+            a = test_qr.matrices(dtype, m, n, batch if max(m, n) <= 100 else 3)
+            for mode in ("reduced", "complete"):
+                test_qr.check(a, *test_qr.run(lambda a, m=mode: jb.qr(a, m), a, kernel=kernel))
+            test_qr.run(lambda a: jb.qr(a, "r"), a, kernel=kernel)
+            h, taus = test_qr.run(lambda a: jb.qr(a, "raw"), a, kernel=kernel)
+            if test_qr.serves(kernel, dtype, m, n, ("qr_multiply",)):
+                for turned in (False, True):
+                    jb.qr_multiply(h.swapaxes(1, 2), taus, a, adjoint=turned).block_until_ready()
+            calls += 6
+    return calls
+
+
 # Operations that have tests of their own, not a row of the table.
-OTHERS = {"lu": check_lu, "residual": check_residual, "cholesky_pullback": check_pullback}
+OTHERS = {"lu": check_lu, "qr": check_qr, "residual": check_residual, "cholesky_pullback": check_pullback}
 
 
 def check(op: ops.Op, run: Callable[..., Any], cases: list[Any], kernel: str = "") -> int:

@@ -9,16 +9,31 @@ import scipy.linalg
 from families.qr import taus_of
 
 import jax_batched as jb
-from jax_batched._ffi import target_name
+from jax_batched._ffi import cuda_tiers, target_name
 from jax_batched._matrices import MAX_RATIO, adjoint, norm, normal, wide
 
 ON_CPU = jax.default_backend() == "cpu"
-KERNELS = ("", *(("reference", "lanes", "blocked") if ON_CPU else ()), "lax")
+OF_CUDA = sorted({tier.kernel for tier in cuda_tiers() if tier.operation == "qr"})
+KERNELS = ("", *(("reference", "lanes", "blocked") if ON_CPU else OF_CUDA), "lax")
+OF_PRODUCTS = KERNELS if ON_CPU else ("", "block", "lax")
 SQUARES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100)
 SHAPES = [(n, n) for n in SQUARES]
 SHAPES += [(1, 4), (4, 1), (3, 7), (7, 3), (8, 40), (40, 8), (33, 31), (31, 70), (70, 33), (40, 70)]
 FEW = [(3, 3), (9, 9), (7, 3), (3, 7)]  # of what is slow to compile
 BATCH = 19
+
+
+def serves(kernel, dtype, m, n, operations=("qr",)):
+    """Whether a kernel can be forced for these operations and this shape, Q being complete."""
+    if ON_CPU or kernel in ("", "lax"):
+        return True
+    if kernel == "thread" and m != n:
+        return False
+    tiers = [tier for tier in cuda_tiers() if (tier.kernel, tier.dtype) == (kernel, dtype)]
+    return all(
+        any(tier.operation == op and tier.min_n <= max(m, n) <= tier.max_n for tier in tiers)
+        for op in operations
+    )
 
 
 def matrices(dtype, m, n, batch=BATCH, seed=0):
@@ -48,15 +63,19 @@ def check(a, q, r):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_factors(kernel, dtype):
     shapes = FEW if kernel == "lax" else SHAPES
-    cases = [matrices(dtype, m, n) for m, n in shapes]
+    cases = [matrices(dtype, m, n) for m, n in shapes if serves(kernel, dtype, m, n)]
+    forms = serves(kernel, dtype, 9, 9, ("householder_product",))
 
     def every_mode(a):
-        h, taus = jb.qr(a, "raw")
-        formed = jb.householder_product(h.mT[..., : min(a.shape[-2:])], taus)
-        return *jb.qr(a), *jb.qr(a, "complete"), jb.qr(a, "r"), h, taus, formed
+        return *jb.qr(a), *jb.qr(a, "complete"), jb.qr(a, "r"), *jb.qr(a, "raw")
+
+    def form(a, h, taus):
+        return jb.householder_product(h.mT[..., : min(a.shape[-2:])], taus)
 
     results = ops.on_each(every_mode, [(a,) for a in cases], kernel)
-    for a, (q, r, *complete, alone, h, taus, formed) in zip(cases, results, strict=True):
+    calls = [(a, *result[-2:]) for a, result in zip(cases, results, strict=True)]
+    products = ops.on_each(form, calls, kernel if forms else "")
+    for a, (q, r, *complete, alone, h, taus), formed in zip(cases, results, products, strict=True):
         m, n = a.shape[-2:]
         k = min(m, n)
         assert q.shape == (BATCH, m, k)
@@ -133,6 +152,8 @@ def test_difficult_matrices(kernel, dtype):
         FEW[:3] if kernel == "lax" else [(3, 3), (9, 9), (40, 12), (12, 40), (33, 33), (70, 64)]
     )
     for m, n in shapes:
+        if not serves(kernel, dtype, m, n):
+            continue
         a = difficult(dtype, m, n)
         if kernel == "lax":  # LAPACK's complex routines overflow, the CPU's flush subnormal numbers
             a = np.delete(a, [9, 10], 0)
@@ -147,7 +168,9 @@ def test_difficult_matrices(kernel, dtype):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_graded_columns_keep_their_digits(kernel, dtype):
     """Column by column: R D is the R of A D, for any powers of two that fit."""
-    for m, n in ((9, 9), (40, 33)) if kernel != "lax" else ((9, 9),):
+    for m, n in ((5, 5), (9, 9), (40, 33)) if kernel != "lax" else ((9, 9),):
+        if not serves(kernel, dtype, m, n):
+            continue
         a = matrices(dtype, m, n, 3)
         power = 400 if np.finfo(dtype).bits == 64 else 50
         d = np.ldexp(1.0, np.linspace(-power, power, n).astype(int)).astype(a.real.dtype)
@@ -161,6 +184,8 @@ def test_graded_columns_keep_their_digits(kernel, dtype):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_nan_and_inf_concern_their_own_matrix_alone(kernel, dtype):
     for m, n in ((3, 3), (9, 5), (40, 36)) if kernel != "lax" else ((3, 3), (9, 5)):
+        if not serves(kernel, dtype, m, n):
+            continue
         a = matrices(dtype, m, n)
         good = a.copy()
         a[3, m - 1, n - 1] = np.nan
@@ -179,21 +204,22 @@ def test_nan_and_inf_concern_their_own_matrix_alone(kernel, dtype):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", OF_PRODUCTS)
 def test_products_with_q(kernel, dtype):
     for m, n in ((5, 3), (3, 5), (40, 33), (64, 8)) if kernel != "lax" else ((5, 3), (3, 5)):
         a, c = matrices(dtype, m, n, 5), matrices(dtype, m, 6, 5, seed=1)
         q = np.linalg.qr(wide(a), mode="complete")[0]
 
-        def products(a, c, m=m):
-            h, taus = jb.qr(a, "raw")
+        h, taus = jb.qr(a, "raw")
+
+        def products(c, m=m, h=h, taus=taus):
             return [
                 jb.qr_multiply(h.mT, taus, x, left=left, adjoint=adjoint)
                 for adjoint in (False, True)
                 for x, left in ((c, True), (jnp.swapaxes(c, -1, -2), False), (jnp.ones(m), True))
             ]
 
-        results = run(products, a, c, kernel=kernel)
+        results = run(products, c, kernel=kernel)
         turned = c.swapaxes(-1, -2)
         ones = np.ones(m)
         expected = [q @ c, turned @ q, q @ ones]
@@ -212,7 +238,7 @@ def test_more_columns_than_reflections():
             for x, t in zip(a, taus, strict=True)
         ]
     )
-    for kernel in KERNELS:
+    for kernel in OF_PRODUCTS:
         (q,) = run(jb.householder_product, a, taus, kernel=kernel)
         np.testing.assert_allclose(q, expected, atol=1e-13)
 

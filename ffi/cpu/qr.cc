@@ -4,7 +4,7 @@
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {
 
-int64_t reflections(const QrProblem& p) { return std::min(p.m, p.n); }
+int64_t reflections(const QrProblem& p) { return p.reflections(); }
 template <class P>
 int64_t reflections(const P& p) {
   return p.k;

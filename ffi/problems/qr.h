@@ -17,9 +17,8 @@ constexpr int64_t qr_operations(int64_t m, int64_t n) {
   return k * k * (3 * std::max(m, n) - k) / 3;
 }
 
-struct HouseholderProblem : Problem {
+struct HouseholderProblem : MaskedProblem {
   static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = false;
   static constexpr int64_t kMaxN = 512;
 
   MatrixView<Mapped> a;
@@ -49,14 +48,17 @@ struct QrProblem : HouseholderProblem {
     call.require(r_rows == p.r_rows(), "r: another number of rows than the mode says");
     return p;
   }
-  bool has_q() const { return mode == kReduced || mode == kComplete; }
-  int64_t q_columns() const {
-    return mode == kComplete ? m : mode == kReduced ? std::min(m, n) : 0;
+  JAX_BATCHED_HD bool has_q() const { return mode == kReduced || mode == kComplete; }
+  JAX_BATCHED_HD int reflections() const { return m < n ? m : n; }
+  JAX_BATCHED_HD int q_columns() const {
+    return mode == kComplete ? m : mode == kReduced ? reflections() : 0;
   }
-  int64_t r_rows() const { return mode == kReduced || mode == kR ? std::min(m, n) : m; }
+  JAX_BATCHED_HD int r_rows() const {
+    return mode == kReduced || mode == kR ? reflections() : m;
+  }
   Work work() const {
     const int64_t formed = has_q() ? qr_operations(m, q_columns()) : 0;
-    return {qr_operations(m, n) + formed, int64_t{m} * n + m * q_columns()};
+    return {qr_operations(m, n) + formed, int64_t{m} * (n + q_columns())};
   }
 };
 

@@ -98,12 +98,16 @@ def kernel(serves: Callable[[Call], bool] = lambda call: True) -> Path:
 def takes_rows(call: Call) -> bool:
     """Whether the rows of m x n matrices, too, are no more than kernels serve."""
     m = call.sizes["m"]
-    return isinstance(m, int) and m <= _ffi.max_n(call.platform, call.operation, call.dtype)
+    return isinstance(m, int) and _ffi.is_one_kernel(call.platform, call.operation, call.dtype, m)
 
 
-def composed(compute: Callable[..., Sequence[Array]]) -> Path:
-    """Made of operations that have kernels, in the range of the operation's own."""
-    return Path("composed", compute, _has_kernels, broadcasts=True)
+def composed(
+    compute: Callable[..., Sequence[Array]], serves: Callable[[Call], bool] = lambda call: True
+) -> Path:
+    """Made of operations that have kernels, in the range of the operation's own and given limits."""
+    return Path(
+        "composed", compute, lambda call: _has_kernels(call) and serves(call), broadcasts=True
+    )
 
 
 def lax(compute: Callable[..., Sequence[Array]], *, broadcasts: bool = False) -> Path:

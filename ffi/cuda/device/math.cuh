@@ -1,4 +1,4 @@
-// Scalar device arithmetic: the root of a pivot, shuffles, conjugates, 16-byte vectors.
+// Scalar device arithmetic: the root of a pivot, sizes, shuffles, conjugates, 16-byte vectors.
 #pragma once
 
 #include "ffi/common/scalar.h"
@@ -79,6 +79,24 @@ __device__ __forceinline__ PivotRoot<R> pivot_root(R d) {
 template <class R>
 __device__ __forceinline__ bool is_nan(R a) {
   return !(a == a);
+}
+
+__device__ __forceinline__ float magnitude(float a) { return absolute(a); }
+__device__ __forceinline__ double magnitude(double a) { return absolute(a); }
+template <class R>
+__device__ __forceinline__ R magnitude(Complex<R> a) {
+  return absolute(a.re) + absolute(a.im);
+}
+
+template <class T>
+__device__ __forceinline__ bool is_zero(T a) {
+  return magnitude(a) == Real<T>(0);
+}
+// Not of inf or NaN.
+template <class T>
+__device__ __forceinline__ bool is_finite(T a) {
+  const T none = a - a;
+  return is_zero(none);
 }
 
 // The value of `a` in lane `source` of each segment of `width` lanes.

@@ -12,24 +12,6 @@
 
 namespace jax_batched::cuda {
 
-__device__ __forceinline__ float magnitude(float a) { return absolute(a); }
-__device__ __forceinline__ double magnitude(double a) { return absolute(a); }
-template <class R>
-__device__ __forceinline__ R magnitude(Complex<R> a) {
-  return absolute(a.re) + absolute(a.im);
-}
-
-template <class T>
-__device__ __forceinline__ bool is_zero(T a) {
-  return magnitude(a) == Real<T>(0);
-}
-// Not of inf or NaN.
-template <class T>
-__device__ __forceinline__ bool is_finite(T a) {
-  const T none = a - a;
-  return is_zero(none);
-}
-
 // Sizes in the order of integers; NaN is as small as zero. -1 stands for no candidate.
 __device__ __forceinline__ int32_t pivot_key(float size) {
   return __float_as_int(fmaxf(size, 0.0f));

@@ -46,6 +46,7 @@ struct Only {
   std::string_view variant = "";  // tells apart rows of one kernel whose ranges overlap
   int capability = 0;             // needs a GPU of this compute capability or a later one
   bool fast = false;              // accuracy="fast" alone
+  int64_t rows = kAny;            // at most so many, of matrices that need not be square
 };
 
 // Shape: a std::variant of the shapes of an operation's kernels, each with the kernel's name as
@@ -75,8 +76,11 @@ struct Row {
   }
   constexpr bool serves(const Call& call) const {
     return dtype == call.dtype && min_n <= call.n && call.n <= max_n &&
-           only.capability <= call.capability && (call.fast || !only.fast);
+           only.capability <= call.capability && (call.fast || !only.fast) &&
+           call.rows() <= only.rows;
   }
+  // The largest square matrix.
+  constexpr int64_t largest_n() const { return only.rows < max_n ? only.rows : max_n; }
 };
 
 inline constexpr int64_t kNoRow = -1;
@@ -110,14 +114,14 @@ constexpr int64_t find_row(const Table& table, const Tuned& tuned, const Call& c
   return find_row(table, tuned, ieee, {});
 }
 
-// Whether a name selects at most one row for any call.
+// Whether a name selects at most one row for any call, or of two the one for fewer rows first.
 template <class Table>
 constexpr bool names_are_distinct(const Table& table) {
   for (size_t i = 0; i < std::size(table); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (table[i].dtype == table[j].dtype && table[i].kernel() == table[j].kernel() &&
           table[i].only.variant == table[j].only.variant && table[i].min_n <= table[j].max_n &&
-          table[j].min_n <= table[i].max_n) {
+          table[j].min_n <= table[i].max_n && table[i].only.rows <= table[j].only.rows) {
         return false;
       }
     }
@@ -143,7 +147,8 @@ struct TablePolicy {
   template <class F>
   static void for_each_kernel(F&& f) {
     for (const auto& row : kTable) {
-      f(KernelRow{row.dtype, row.name(), row.min_n, row.max_n, row.only.capability, row.only.fast});
+      f(KernelRow{row.dtype, row.name(), row.min_n, row.largest_n(), row.only.capability,
+                  row.only.fast});
     }
   }
   static std::string chosen(const Call& call) {

@@ -1,0 +1,10 @@
+#include "ffi/cuda/qr/launch.cuh"
+
+namespace jax_batched::cuda {
+
+template <>
+cudaError_t launch<JAX_BATCHED_SCALAR>(cudaStream_t stream, const QrMultiplyProblem& p) {
+  return launch_qr<JAX_BATCHED_SCALAR, kQrTable>(stream, p);
+}
+
+}  // namespace jax_batched::cuda
