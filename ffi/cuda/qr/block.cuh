@@ -13,6 +13,8 @@
 // of it take the places of those of V that are not needed any more.
 #pragma once
 
+#include <climits>
+
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/layout/view.cuh"
 #include "ffi/cuda/qr/reflection.cuh"
@@ -31,7 +33,8 @@ struct BlockQr {
   static constexpr int kRowLanes = 32 / kGroups;
   static constexpr int kStep = kWarps * kRowLanes;
   static constexpr int kRows = kStep * kSlots;
-  static constexpr int kChunk = kSlots % 4 == 0 ? 4 : 1;  // of slots that are left out together
+  static constexpr int kChunk = kSlots % 4 == 0 ? 4 : kSlots;  // of slots, left out together
+  static constexpr int kChunkRows = kChunk * kStep;
   static constexpr int kPass = 128 / (kColumns * sizeof(T));  // reflections of W at a time
   static constexpr int kSums = kPass * kColumns;              // of a lane at a time
   static constexpr int kLaneSums = kSums / kRowLanes;         // of them, in the end
@@ -50,7 +53,7 @@ struct BlockQr {
 
   const int m;
   Fixed& fixed;
-  T* const v;   // m rows of a panel
+  T* const v;   // rows of a panel's V, in chunks
   T* const ts;  // T of each panel
   const int thread, warp, lane, group, row_lane;
   T a[kSlots][kColumns];
@@ -64,20 +67,27 @@ struct BlockQr {
   }
   static __host__ __device__ constexpr int panels(int k) { return ceil_div(k, kWidth); }
   static __host__ __device__ constexpr size_t bytes(int m, int k) {
-    return sizeof(Fixed) + sizeof(T) * kStride * (size_t(m) + size_t(panels(k)) * kWidth);
+    const size_t rows = round_up(m, kChunkRows) + panels(k) * kWidth;
+    return sizeof(Fixed) + sizeof(T) * kStride * rows;
   }
 
   __device__ __forceinline__ explicit BlockQr(int m)
       : m(m),
-        fixed(*reinterpret_cast<Fixed*>(dynamic_shared)),
-        v(reinterpret_cast<T*>(dynamic_shared + sizeof(Fixed))),
-        ts(v + m * kStride),
+        fixed(*reinterpret_cast<Fixed*>(kept(dynamic_shared))),
+        v(reinterpret_cast<T*>(&fixed + 1)),
+        ts(v + round_up(m, kChunkRows) * kStride),
         thread(threadIdx.x),
         warp(thread / 32),
         lane(thread % 32),
         group(lane % kGroups),
         row_lane(lane / kGroups) {}
 
+  // Keeps an address in a register; the compiler would make it anew for each access.
+  static __device__ __forceinline__ unsigned char* kept(unsigned char* shared) {
+    auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+    asm volatile("" : "+r"(address));
+    return static_cast<unsigned char*>(__cvta_shared_to_generic(address));
+  }
   static __device__ __forceinline__ void sync() {
     if constexpr (kWarps == 1) {
       __syncwarp();
@@ -98,43 +108,47 @@ struct BlockQr {
   __device__ __forceinline__ void for_slots(int begin, const F& f) const {
 #pragma unroll
     for (int first = 0; first < kSlots; first += kChunk) {
-      if ((first + kChunk) * kStep <= begin || first * kStep >= m) continue;
+      if (first * kStep + kChunkRows <= begin || first * kStep >= m) continue;
 #pragma unroll
       for (int s = first; s < first + kChunk; ++s) f(s);
     }
   }
 
-  // a = entry(row, column of the panel), for rows of the matrix.
-  template <class Entry>
-  __device__ __forceinline__ void fill(const Entry& entry) {
+  // Columns from `begin` on of a matrix in memory, or of the identity.
+  __device__ __forceinline__ void load(const T* from, int columns, int begin) {
+    const int here = from != nullptr ? columns - begin - group : 0;
+    const int diagonal = from != nullptr ? INT_MIN : begin + group - row(0);
+    const T* at = from + row(0) * columns + begin + group;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
+    for (int s = 0; s < kSlots; ++s, at += kStep * columns) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        a[s][j] = row(s) < m ? entry(row(s), column(j)) : T(R(0));
+        a[s][j] = T(R(s * kStep - kGroups * j == diagonal ? 1 : 0));
+        if (row(s) < m && kGroups * j < here) a[s][j] = at[kGroups * j];
       }
     }
   }
-  // Of `columns` from `begin` on, those that a matrix in memory has.
-  __device__ __forceinline__ void load(const T* from, int ld, int begin, int columns) {
-    fill([&](int i, int c) {
-      return begin + c < columns ? from[i * ld + begin + c] : T(R(0));
-    });
-  }
-  // f(row, column of the panel, entry), for rows of the matrix.
-  template <class F>
-  __device__ __forceinline__ void each(const F& f) const {
+  // Of column c, the rows from first(c) to before end(c).
+  template <class First, class End>
+  __device__ __forceinline__ void store(T* to, int columns, int begin, const First& first,
+                                        const End& end) const {
+    int from[kColumns], rows[kColumns];
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-      if (row(s) >= m) continue;
+    for (int j = 0; j < kColumns; ++j) {
+      from[j] = first(begin + column(j)) - row(0);
+      rows[j] = begin + column(j) < columns ? end(begin + column(j)) - row(0) : 0;
+    }
+    T* at = to + row(0) * columns + begin + group;
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) f(row(s), j, a[s][j]);
+    for (int s = 0; s < kSlots; ++s, at += kStep * columns) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        if (s * kStep >= from[j] && s * kStep < rows[j]) at[kGroups * j] = a[s][j];
+      }
     }
   }
-  __device__ __forceinline__ void store(T* to, int ld, int begin, int columns) const {
-    each([&](int i, int j, T x) {
-      if (begin + column(j) < columns) to[i * ld + begin + column(j)] = x;
-    });
+  __device__ __forceinline__ void store(T* to, int columns, int begin) const {
+    store(to, columns, begin, [](int) { return 0; }, [&](int) { return m; });
   }
 
   __device__ __forceinline__ void scale_columns() {
@@ -162,21 +176,17 @@ struct BlockQr {
       for (int s = 0; s < kSlots; ++s) a[s][j] = scale(a[s][j], by);
     }
   }
-  // What is in the panel at column j, of R.
-  __device__ __forceinline__ T unscaled(T x, int j) const {
-    return times_power_of_two(x, exponents[j]);
-  }
-
-  // The rows of V from `begin` on, of which `from` has the part below the diagonal, to shared
-  // memory; `count` of its columns are there.
+  // V of the panel from `begin` on, of which `from` has the part below the diagonal of `count`
+  // columns, to shared memory.
   __device__ __forceinline__ void stage(const T* from, int ld, int begin, int count) {
-    const T* panel = from + begin;
+    const int first = begin / kChunkRows * kChunkRows;
+    const int rows = round_up(m, kChunkRows) - first;
 #pragma unroll 4
-    for (int e = thread; e < (m - begin) * kWidth; e += kThreads) {
-      const int i = begin + e / kWidth, l = e % kWidth;
+    for (int e = thread; e < rows * kWidth; e += kThreads) {
+      const int i = first + e / kWidth, l = e % kWidth;
       T* to = v + i * kStride + l;
-      if (l < count && i > begin + l) {
-        copy_async(to, panel + i * ld + l);
+      if (l < count && i > begin + l && i < m) {
+        copy_async(to, from + i * ld + begin + l);
       } else {
         *to = T(R(l < count && i == begin + l ? 1 : 0));
       }
@@ -187,15 +197,14 @@ struct BlockQr {
 
   // Panel `panel`, whose V is staged, applied to this one. All wait for V and T before, and before
   // V is overwritten.
-  template <bool kAdjoint>
-  __device__ __forceinline__ void apply(int panel) {
+  __device__ __forceinline__ void apply(int panel, bool adjoint) {
     multiply_adjoint(panel * kWidth);
-    make_y<kAdjoint>(t(panel));
+    make_y(t(panel), adjoint);
     sync();
     subtract_product(panel * kWidth);
   }
 
-  // Factors columns `begin`, ..., of which `steps` are reflected.
+  // Factors columns `begin`, ..., of which `steps` are reflected, and undoes their scaling in R.
   __device__ __forceinline__ void factor(int begin, int steps) {
     T inverse[kColumns], beta[kColumns];
 #pragma unroll
@@ -219,23 +228,26 @@ struct BlockQr {
     }
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      const int pivot = begin + column(j);
-      if (column(j) >= steps) continue;
+      const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
+      const int e = exponents[j];
+      const R by = power_of_two<R>(e >> 1), and_by = power_of_two<R>(e - (e >> 1));
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
-        if (row(s) > pivot) a[s][j] = product(a[s][j], inverse[j]);
-        if (row(s) == pivot) a[s][j] = beta[j];
+        const T r = row(s) == pivot ? beta[j] : a[s][j];
+        a[s][j] = row(s) > pivot ? product(r, inverse[j]) : scale(scale(r, by), and_by);
       }
     }
   }
 
   // V of the panel that was factored to shared memory.
   __device__ __forceinline__ void keep(int begin, int steps) const {
-    each([&](int i, int j, T x) {
-      const int c = column(j);
-      if (i < begin) return;
-      const bool below = c < steps && i > begin + c;
-      v[i * kStride + c] = below ? x : T(R(c < steps && i == begin + c ? 1 : 0));
+    for_slots(begin, [&](int s) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const int c = column(j), pivot = begin + c;
+        const T one = T(R(c < steps && row(s) == pivot ? 1 : 0));
+        v[row(s) * kStride + c] = c < steps && row(s) > pivot ? a[s][j] : one;
+      }
     });
   }
 
@@ -257,11 +269,14 @@ struct BlockQr {
       if (i == k) of = tau;
       if (i < k && there) of = product(product(-tau, inverse), sums[k]);
       if (lane < kWidth) own[k] = of;
-      if (k + 1 == kWidth) break;
       const T by = product(of, conj(inverse));
 #pragma unroll
-      for (int c = k + 1; c < kWidth; ++c) {
-        sums[c] = add_mul(sums[c], by, c < steps ? fixed.y[k][c] : T(R(0)));
+      for (int c = (k + 1) / V * V; c < kWidth; c += V) {
+        const auto z = *reinterpret_cast<const Vector<T>*>(&fixed.y[k][c]);
+#pragma unroll
+        for (int q = 0; q < V; ++q) {
+          if (c + q > k) sums[c + q] = add_mul(sums[c + q], by, z.v[q]);
+        }
       }
     }
   }
@@ -269,7 +284,15 @@ struct BlockQr {
   // T of a panel whose V is staged, and of whose taus `count` are given.
   __device__ __forceinline__ void make_t_of_staged(int panel, const T* taus, int count) {
     const int begin = panel * kWidth;
-    fill([&](int i, int c) { return i < begin ? T(R(0)) : v[i * kStride + c]; });
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) a[s][j] = T(R(0));
+    }
+    for_slots(begin, [&](int s) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) a[s][j] = v[row(s) * kStride + column(j)];
+    });
     multiply_adjoint(begin);
     for (int e = thread; e < kWidth * kWidth; e += kThreads) {
       const int l = e / kWidth, c = e % kWidth;
@@ -285,6 +308,12 @@ struct BlockQr {
   }
 
  private:
+  static __device__ __forceinline__ Vector<T> vector(const T (&from)[kColumns], int c) {
+    Vector<T> of;
+#pragma unroll
+    for (int z = 0; z < V; ++z) of.v[z] = from[c + z];
+    return of;
+  }
   static __device__ __forceinline__ T product(T a, T b) { return add_mul(T(R(0)), a, b); }
 
   __device__ __forceinline__ Reflection<T> step(int begin, int j, int g) {
@@ -302,7 +331,9 @@ struct BlockQr {
         x[s] = shuffle(a[s][j], row_lane * kGroups + g);
         if (row(s) == pivot) {
 #pragma unroll
-          for (int c = 0; c < kColumns; ++c) top[group * kColumns + c] = a[s][c];
+          for (int c = 0; c < kColumns; c += V) {
+            *reinterpret_cast<Vector<T>*>(&top[group * kColumns + c]) = vector(a[s], c);
+          }
         }
         if (row(s) <= pivot) x[s] = T(R(0));
 #pragma unroll
@@ -314,7 +345,12 @@ struct BlockQr {
         for (int mask = 16; mask >= kGroups; mask /= 2) {
           sums[c] = sums[c] + shuffle_xor(sums[c], mask);
         }
-        if (row_lane == 0) tails[warp][group * kColumns + c] = sums[c];
+      }
+      if (row_lane == 0) {
+#pragma unroll
+        for (int c = 0; c < kColumns; c += V) {
+          *reinterpret_cast<Vector<T>*>(&tails[warp][group * kColumns + c]) = vector(sums, c);
+        }
       }
       sync();
       const int own = g * kColumns + j;
@@ -323,12 +359,14 @@ struct BlockQr {
       for (int w = 1; w < kWarps; ++w) tail += real(tails[w][own]);
       const T alpha = top[own];
       bool has_tail = true;
-      if (!(tail >= SquareRange<R>::kSmallest)) {
-        bool nonzero = false;
-        for_slots(pivot, [&](int s) { nonzero = nonzero || !is_zero(x[s]); });
-        has_tail = pivot + 1 < m && any(nonzero);
-        if (tail + square(alpha) < SquareRange<R>::kSmallest &&
-            raises < SquareRange<R>::kMostRaises && (has_tail || !is_real(alpha))) {
+      // Votes of lanes that agree tell the compiler that they do.
+      if (__any_sync(kFullWarp, !(tail >= SquareRange<R>::kSmallest))) {
+        R sum = R(0);
+        for_slots(pivot, [&](int s) { sum += magnitude(x[s]); });
+        has_tail = pivot + 1 < m && any(sum != R(0));
+        const bool is_small = tail + square(alpha) < SquareRange<R>::kSmallest;
+        if (__any_sync(kFullWarp, is_small && (has_tail || !is_real(alpha))) &&
+            raises < SquareRange<R>::kMostRaises) {
           if (group == g) {
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) {
@@ -361,7 +399,7 @@ struct BlockQr {
     for_slots(pivot, [&](int s) {
       const T u = row(s) == pivot ? h.first : x[s];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) a[s][c] = sub_mul(a[s][c], u, sums[c]);
+      for (int c = j; c < kColumns; ++c) a[s][c] = sub_mul(a[s][c], u, sums[c]);
     });
     return h;
   }
@@ -403,10 +441,9 @@ struct BlockQr {
       for (int f = 0; f < kSums; ++f) sums[f] = T(R(0));
       for_slots(begin, [&](int s) {
         const T* at = v + row(s) * kStride + l;
-        const bool inside = row(s) >= begin && row(s) < m;
 #pragma unroll
         for (int q = 0; q < kPass; q += V) {
-          const Vector<T> of = inside ? *reinterpret_cast<const Vector<T>*>(at + q) : Vector<T>{};
+          const auto of = *reinterpret_cast<const Vector<T>*>(at + q);
 #pragma unroll
           for (int z = 0; z < V; ++z) {
 #pragma unroll
@@ -441,8 +478,9 @@ struct BlockQr {
     }
   }
 
-  template <bool kAdjoint>
-  __device__ __forceinline__ void make_y(const T* t) {
+  // Y = T W or T^H W.
+  __device__ __forceinline__ void make_y(const T* t, bool adjoint) {
+    const int down = adjoint ? 1 : kStride, right = adjoint ? kStride : 1;
     for (int task = thread; task < kWidth / kTile * kGroups; task += kThreads) {
       const int l = task / kGroups * kTile, c = task % kGroups * kColumns;
       T sums[kTile][kColumns];
@@ -462,7 +500,7 @@ struct BlockQr {
         }
 #pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const T by = kAdjoint ? conj(t[p * kStride + l + i]) : t[(l + i) * kStride + p];
+          const T by = conj_if(adjoint, t[(l + i) * down + p * right]);
 #pragma unroll
           for (int j = 0; j < kColumns; ++j) sums[i][j] = add_mul(sums[i][j], by, w[j]);
         }
@@ -470,7 +508,9 @@ struct BlockQr {
 #pragma unroll
       for (int i = 0; i < kTile; ++i) {
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) fixed.y[l + i][c + j] = sums[i][j];
+        for (int j = 0; j < kColumns; j += V) {
+          *reinterpret_cast<Vector<T>*>(&fixed.y[l + i][c + j]) = vector(sums[i], j);
+        }
       }
     }
   }
@@ -491,9 +531,7 @@ struct BlockQr {
         }
       }
       for_slots(begin, [&](int s) {
-        const bool inside = row(s) >= begin && row(s) < m;
-        const T* at = v + row(s) * kStride + l;
-        const Vector<T> of = inside ? *reinterpret_cast<const Vector<T>*>(at) : Vector<T>{};
+        const auto of = *reinterpret_cast<const Vector<T>*>(v + row(s) * kStride + l);
 #pragma unroll
         for (int z = 0; z < V; ++z) {
 #pragma unroll
@@ -523,68 +561,65 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
   const int m = p.m, n = p.n, k = p.reflections();
   const int q_columns = p.q_columns(), r_rows = p.r_rows();
   const bool is_raw = p.mode == QrProblem::kRaw;
-  const T* from = matrix_at<const T>(p.a, entry, m, n);
   T* r = p.r.at<T>(entry, r_rows, n);
   T* q = p.has_q() ? p.q.at<T>(entry, m, q_columns) : nullptr;
-  // Where V is kept: rows of it where Q or the reflections will be, or else below R.
+  // V is kept where Q will be, or below R.
   T* const home = q != nullptr ? q : r;
-  const int ld = q != nullptr ? q_columns : n;
+  const int ld = q != nullptr ? q_columns : n, home_rows = q != nullptr ? m : r_rows;
+  const int reflected = ceil_div(k, kWidth), of_a = ceil_div(n, kWidth);
+  const int panels = of_a + ceil_div(q_columns, kWidth);
 
   Qr qr(m);
-  for (int begin = 0; begin < n; begin += kWidth) {
-    qr.load(from, n, begin, n);
-    qr.scale_columns();
-    for (int before = 0; before < min(begin, k); before += kWidth) {
+  int staged = -1;
+#pragma unroll 1
+  for (int job = 0; job < panels; ++job) {  // of A from the left, then of Q from the right
+    const bool factors = job < of_a;
+    const int own = factors ? job : panels - 1 - job;
+    const int begin = own * kWidth;
+    qr.load(factors ? matrix_at<const T>(p.a, entry, m, n) : nullptr, n, begin);
+    if (factors) qr.scale_columns();
+    const int before = factors ? min(own, reflected) : min(own + 1, reflected);
+#pragma unroll 1
+    for (int i = 0; i < before; ++i) {
+      const int panel = factors ? i : before - 1 - i;
       Qr::sync();
-      qr.stage(home, ld, before, min(kWidth, k - before));
-      Qr::sync();
-      qr.template apply<true>(before / kWidth);
-    }
-    const int steps = max(min(kWidth, k - begin), 0);
-    Qr::sync();
-    if (steps > 0) qr.factor(begin, steps);
-    const bool keeps = steps > 0 && (q != nullptr || n > kWidth);
-    if (keeps) qr.keep(begin, steps);
-    qr.each([&](int i, int j, T x) {
-      const int c = begin + qr.column(j);
-      if (c >= n) return;
-      if (i <= c || c >= k) {
-        if (i < r_rows) r[i * n + c] = qr.unscaled(x, j);
-      } else if (i < (q != nullptr ? m : r_rows)) {
-        home[i * ld + c] = x;
-        if (q != nullptr && i < r_rows) r[i * n + c] = T(Real<T>(0));
+      if (staged != panel) {
+        qr.stage(home, ld, panel * kWidth, min(kWidth, k - panel * kWidth));
+        staged = panel;
+        Qr::sync();
       }
-    });
+      qr.apply(panel, factors);
+    }
+    Qr::sync();
+    const int steps = factors ? max(min(kWidth, k - begin), 0) : 0;
+    const bool keeps = steps > 0 && (q != nullptr || n > kWidth);
+    if (factors) {
+      qr.factor(begin, steps);
+      qr.store(
+          r, n, begin, [](int) { return 0; },
+          [&](int c) { return c < k ? min(c + 1, r_rows) : r_rows; });
+    }
+    if (keeps) {
+      qr.keep(begin, steps);
+      staged = own;
+    }
+    if (keeps || is_raw || !factors) {
+      qr.store(
+          home, ld, begin, [&](int c) { return !factors ? 0 : c < k ? c + 1 : home_rows; },
+          [&](int) { return home_rows; });
+    }
+    if (!factors) continue;
     Qr::sync();
     if (is_raw && qr.thread < steps) {
       p.taus.at<T>(entry, k)[begin + qr.thread] = qr.fixed.taus[qr.thread];
     }
-    if (keeps) qr.make_t(begin / kWidth, steps);
+    if (keeps) qr.make_t(own, steps);
   }
-  if (q != nullptr) {
-    int staged = (k - 1) / kWidth * kWidth;  // the last panel's V is still there if it was the last
-    if (staged + kWidth < n) staged = -1;
-    for (int begin = (q_columns - 1) / kWidth * kWidth; begin >= 0; begin -= kWidth) {
-      qr.fill([&](int i, int c) { return T(Real<T>(i == begin + c ? 1 : 0)); });
-      for (int panel = min(begin, (k - 1) / kWidth * kWidth); panel >= 0; panel -= kWidth) {
-        Qr::sync();
-        if (staged != panel) {
-          qr.stage(q, ld, panel, min(kWidth, k - panel));
-          staged = panel;
-          Qr::sync();
-        }
-        qr.template apply<false>(panel / kWidth);
-      }
-      qr.store(q, ld, begin, q_columns);
-    }
-  } else if (!is_raw) {
-    Qr::sync();
-    for (int i = 1; i < r_rows; ++i) {
-      for (int j = qr.thread; j < min(i, n); j += Qr::kThreads) r[i * n + j] = T(Real<T>(0));
-    }
+  Qr::sync();
+  for (int i = qr.warp; !is_raw && i < r_rows; i += kWarps) {
+    for (int j = qr.lane; j < min(i, n); j += 32) r[i * n + j] = T(Real<T>(0));
   }
   if (!qr.finite) {
-    Qr::sync();
     spoil(r, r_rows, n, !is_raw, qr.thread, Qr::kThreads);
     if (q != nullptr) spoil(q, m, q_columns, false, qr.thread, Qr::kThreads);
     if (is_raw) spoil(p.taus.at<T>(entry, k), 1, k, false, qr.thread, Qr::kThreads);
@@ -601,45 +636,48 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_product_block_kernel(con
   const int m = p.m, n = p.n, k = static_cast<int>(p.k);
   const T* a = matrix_at<const T>(p.a, entry, m, n);
   const T* taus = matrix_at<const T>(p.taus, entry, k);
-  Qr qr(m);
-  for (int panel = 0; panel < k; panel += kWidth) {
-    const int count = min(kWidth, k - panel);
-    Qr::sync();
-    qr.stage(a, n, panel, count);
-    Qr::sync();
-    qr.make_t_of_staged(panel / kWidth, taus + panel, count);
-  }
+  const int panels = ceil_div(k, kWidth);
   int columns = n;
-  if constexpr (!kForms) columns = static_cast<int>(p.nrhs);
-  const int last = (k - 1) / kWidth * kWidth;
-  int staged = last;
-  const auto apply = [&](int panel, auto adjoint) {
+  bool adjoint = false;
+  const T* from = nullptr;
+  T* to;
+  if constexpr (kForms) {
+    to = p.q.template at<T>(entry, m, n);
+  } else {
+    columns = static_cast<int>(p.nrhs);
+    adjoint = p.adjoint;
+    from = matrix_at<const T>(p.c, entry, m, columns);
+    to = p.x.template at<T>(entry, m, columns);
+  }
+  Qr qr(m);
+  int staged = -1;
+  const auto stage = [&](int panel) {
     Qr::sync();
     if (staged != panel) {
-      qr.stage(a, n, panel, min(kWidth, k - panel));
+      qr.stage(a, n, panel * kWidth, min(kWidth, k - panel * kWidth));
       staged = panel;
       Qr::sync();
     }
-    qr.template apply<decltype(adjoint)::value>(panel / kWidth);
   };
-  for (int begin = 0; begin < columns; begin += kWidth) {
-    if constexpr (kForms) {
-      qr.fill([&](int i, int c) { return T(Real<T>(i == begin + c ? 1 : 0)); });
-      for (int panel = min(begin, last); k > 0 && panel >= 0; panel -= kWidth) {
-        apply(panel, std::false_type{});
-      }
-      qr.store(p.q.template at<T>(entry, m, n), n, begin, n);
-    } else {
-      qr.load(matrix_at<const T>(p.c, entry, m, columns), columns, begin, columns);
-      if (p.adjoint) {
-        for (int panel = 0; panel < k; panel += kWidth) apply(panel, std::true_type{});
-      } else {
-        for (int panel = last; k > 0 && panel >= 0; panel -= kWidth) {
-          apply(panel, std::false_type{});
-        }
-      }
-      qr.store(p.x.template at<T>(entry, m, columns), columns, begin, columns);
+  // As many more panels come first, from which T is made.
+  const int made = panels;
+#pragma unroll 1
+  for (int begin = -made * kWidth; begin < columns; begin += kWidth) {
+    if (begin < 0) {
+      const int panel = begin / kWidth + made;
+      stage(panel);
+      qr.make_t_of_staged(panel, taus + panel * kWidth, min(kWidth, k - panel * kWidth));
+      continue;
     }
+    qr.load(from, columns, begin);
+    const int applied = kForms ? min(begin / kWidth + 1, panels) : panels;
+#pragma unroll 1
+    for (int i = 0; i < applied; ++i) {
+      const int panel = adjoint ? i : applied - 1 - i;
+      stage(panel);
+      qr.apply(panel, adjoint);
+    }
+    qr.store(to, columns, begin);
   }
 }
 
