@@ -57,6 +57,12 @@ def tall(a: jax.Array) -> jax.Array:
     return jnp.concatenate([a, -a / 2], axis=-2)
 
 
+@jax.jit
+def very_tall(a: jax.Array) -> jax.Array:
+    """Eight times as many rows."""
+    return jnp.concatenate([jnp.roll(a, i, axis=-1) / (i + 1) for i in range(8)], axis=-2)
+
+
 MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
     "spd": spd,
     "general": general,
@@ -65,6 +71,8 @@ MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
 DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
     "factor": ("spd", lower_factor),
     "tall": ("general", tall),
+    "tall_rhs": ("rhs", tall),
+    "very_tall": ("general", very_tall),
 }
 
 

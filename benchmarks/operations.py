@@ -12,6 +12,7 @@ import numpy as np
 
 import jax_batched as jb
 from benchmarks.implementations import torch
+from benchmarks.kalman import STEPS, plain_filter, square_root_filter
 from jax_batched._matrices import cho_solve_ratio, cholesky_ratio, product_ratio, solve_ratio
 
 Array = Any  # NumPy's: their arithmetic has no narrower type
@@ -29,7 +30,7 @@ class Operation:
 
     def nrhs(self, wanted: int) -> int:
         """The number of right-hand sides, 0 where the operation has none."""
-        return wanted if "rhs" in self.operands else 0
+        return wanted if {"rhs", "tall_rhs"} & set(self.operands) else 0
 
 
 # The floors are those of the results file's definition. For one right-hand side, or as many as
@@ -75,8 +76,22 @@ def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> 
 
 
 def _qr_ratio(eps: float, a: Array, q: Array) -> Array:
-    unitary = product_ratio(eps, np.broadcast_to(np.eye(a.shape[-1]), a.shape), q.mT @ q)
+    gram = q.mT @ q
+    unitary = product_ratio(eps, np.broadcast_to(np.eye(a.shape[-1]), gram.shape), gram)
     return np.maximum(unitary, product_ratio(eps, a, q @ np.triu(q.mT @ a)))
+
+
+def _r_ratio(eps: float, a: Array, r: Array) -> Array:
+    return product_ratio(eps, a.mT @ a, r.mT @ r)
+
+
+def _least_squares_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:
+    return product_ratio(eps, np.linalg.pinv(a) @ b, x)
+
+
+def _likelihood_ratio(eps: float, a: Array, likelihood: Array) -> Array:
+    expected = plain_filter(a)
+    return np.abs(likelihood - expected) / (STEPS * a.shape[-1] * eps * np.abs(expected))
 
 
 def _lu_ratio(eps: float, a: Array, lu: Array) -> Array:
@@ -253,6 +268,53 @@ OPERATIONS: dict[str, Operation] = {
             "jax_batched": lambda a: jb.qr(a)[0],
             "jax": lambda a: jnp.linalg.qr(a)[0],
             "torch": lambda a: torch().linalg.qr(a).Q,
+        },
+    ),
+    "qr_r": Operation(
+        operands=("general",),
+        floor=lambda n, nrhs: 1.5 * n * n,
+        ratio=_r_ratio,
+        calls={
+            "jax_batched": lambda a: jb.qr(a, "r"),
+            "jax": lambda a: jnp.linalg.qr(a, "r"),
+            "torch": lambda a: torch().linalg.qr(a, "r").R,
+        },
+    ),
+    "qr_tall": Operation(
+        operands=("very_tall",),
+        floor=lambda n, nrhs: 17 * n * n,
+        ratio=_qr_ratio,
+        calls={
+            "jax_batched": lambda a: jb.qr(a)[0],
+            "jax": lambda a: jnp.linalg.qr(a)[0],
+            "torch": lambda a: torch().linalg.qr(a).Q,
+        },
+        rows=lambda n: 8 * n,
+    ),
+    "lstsq": Operation(
+        operands=("tall", "tall_rhs"),
+        floor=lambda n, nrhs: 2 * n * n + _other_rhs(n, nrhs),
+        ratio=_least_squares_ratio,
+        calls={
+            "jax_batched": lambda a, b: jb.lstsq(a, b).x,
+            "jax": lambda a, b: jax.vmap(lambda a, b: jnp.linalg.lstsq(a, b)[0])(a, b),
+            "torch": lambda a, b: torch().linalg.lstsq(a, b).solution,
+        },
+        rows=lambda n: 2 * n,
+    ),
+    "kalman": Operation(  # a whole filter; its state is read and written in each step
+        operands=("general",),
+        floor=lambda n, nrhs: STEPS * 2 * n * n,
+        ratio=_likelihood_ratio,
+        calls={
+            "jax_batched": lambda a: square_root_filter(
+                lambda x: jb.qr(x, "r"), lambda x, y: jb.solve_triangular(x, y, trans=1), a
+            ),
+            "jax": lambda a: square_root_filter(
+                lambda x: jnp.linalg.qr(x, "r"),
+                lambda x, y: jax.scipy.linalg.solve_triangular(x, y, trans=1),
+                a,
+            ),
         },
     ),
     "grad_logdet": Operation(

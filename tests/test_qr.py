@@ -6,6 +6,7 @@ import numpy as np
 import ops
 import pytest
 import scipy.linalg
+from benchmarks.kalman import plain_filter, square_root_filter
 from families.qr import taus_of
 
 import jax_batched as jb
@@ -396,6 +397,23 @@ def test_jaxs_own_functions_under_the_override():
                 results = lowered.compile()()
             for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", (1, 4, 7))
+def test_a_square_root_filter(n):
+    """As one with covariances, and its gradient against differences."""
+    a = matrices("float64", n, n, 6) / (2 * n)
+
+    def likelihood(a):
+        return square_root_filter(
+            lambda x: jb.qr(x, "r"), lambda x, y: jb.solve_triangular(x, y, trans=1), a
+        )
+
+    np.testing.assert_allclose(likelihood(jnp.asarray(a)), plain_filter(a), rtol=1e-12)
+    change, step = matrices("float64", n, n, 6, seed=1), 1e-6
+    difference = plain_filter(a + step * change) - plain_filter(a - step * change)
+    _, derivative = jax.jvp(likelihood, (a,), (change,))
+    np.testing.assert_allclose(derivative, difference / (2 * step), rtol=1e-6)
 
 
 def test_beyond_the_kernels():

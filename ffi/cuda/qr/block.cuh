@@ -40,6 +40,7 @@ struct BlockQr {
   static constexpr int kLaneSums = kSums / kRowLanes;         // of them, in the end
   static constexpr int kStride = kWidth + V;                  // of rows of V and T
   static constexpr int kTile = 4;                             // rows of Y of a thread
+  static constexpr int kSmallestExponent = sizeof(R) == 4 ? -126 : -1022;
   static_assert(kRowLanes <= kSums && kWidth % kPass == 0 && kColumns % V == 0);
 
   struct Fixed {
@@ -204,37 +205,62 @@ struct BlockQr {
     subtract_product(panel * kWidth);
   }
 
-  // Factors columns `begin`, ..., of which `steps` are reflected, and undoes their scaling in R.
+  // Factors columns `begin`, ..., of which `steps` are reflected, and undoes their scaling in R. The
+  // column of a step is the first of its lanes: after kGroups steps they go round.
   __device__ __forceinline__ void factor(int begin, int steps) {
     T inverse[kColumns], beta[kColumns];
+    int columns[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       inverse[j] = beta[j] = T(R(0));
+      columns[j] = column(j);
+    }
+#pragma unroll 1
+    for (int first = 0; first < kWidth; first += kGroups) {
 #pragma unroll 1
       for (int g = 0; g < kGroups; ++g) {
-        const int k = j * kGroups + g;
+        const int k = first + g;
         if (k >= steps) break;
-        const auto h = step(begin, j, g);
+        const auto h = step(begin + k, k, g, columns);
         finite = finite && h.finite;
         if (group == g) {
-          inverse[j] = h.inverse;
-          beta[j] = h.beta;
+          inverse[0] = h.inverse;
+          beta[0] = h.beta;
         }
         if (thread == 0) {
           fixed.inverses[k] = h.inverse;
           fixed.taus[k] = h.tau;
         }
       }
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) go_round(a[s]);
+      go_round(exponents);
+      go_round(inverse);
+      go_round(beta);
+      go_round(columns);
     }
+    bool is_raised = false;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
-      const int e = exponents[j];
-      const R by = power_of_two<R>(e >> 1), and_by = power_of_two<R>(e - (e >> 1));
+      const int e = max(exponents[j], kSmallestExponent);
+      is_raised = is_raised || e != exponents[j];
+      const T by = T(power_of_two<R>(e));
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const T r = row(s) == pivot ? beta[j] : a[s][j];
-        a[s][j] = row(s) > pivot ? product(r, inverse[j]) : scale(scale(r, by), and_by);
+        a[s][j] = product(r, row(s) > pivot ? inverse[j] : by);
+      }
+    }
+    if (__any_sync(kFullWarp, is_raised)) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
+        const R by = power_of_two<R>(min(exponents[j] - kSmallestExponent, 0));
+#pragma unroll
+        for (int s = 0; s < kSlots; ++s) {
+          if (row(s) <= pivot) a[s][j] = scale(a[s][j], by);
+        }
       }
     }
   }
@@ -256,28 +282,34 @@ struct BlockQr {
   __device__ __forceinline__ void make_t(int panel, int steps) {
     if (thread >= 32) return;
     const int i = min(lane, kWidth - 1);
-    T sums[kWidth];
+    T sums[kWidth];  // of columns from `first` on
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) sums[k] = T(R(0));
+    for (int c = 0; c < kWidth; ++c) sums[c] = T(R(0));
     T* own = t(panel) + i * kStride;
+#pragma unroll 1
+    for (int first = 0; first < kWidth; first += kTile) {
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      const bool there = k < steps;
-      const T tau = there ? fixed.taus[k] : T(R(0));
-      const T inverse = there ? fixed.inverses[k] : T(R(0));
-      T of = T(R(0));
-      if (i == k) of = tau;
-      if (i < k && there) of = product(product(-tau, inverse), sums[k]);
-      if (lane < kWidth) own[k] = of;
-      const T by = product(of, conj(inverse));
+      for (int q = 0; q < kTile; ++q) {
+        const int k = first + q;
+        const bool there = k < steps;
+        const T tau = there ? fixed.taus[k] : T(R(0));
+        const T inverse = there ? fixed.inverses[k] : T(R(0));
+        T of = T(R(0));
+        if (i == k) of = tau;
+        if (i < k && there) of = product(product(-tau, inverse), sums[q]);
+        if (lane < kWidth) own[k] = of;
+        const T by = product(of, conj(inverse));
+        // Beyond the last column there is something else, which nobody wants.
 #pragma unroll
-      for (int c = (k + 1) / V * V; c < kWidth; c += V) {
-        const auto z = *reinterpret_cast<const Vector<T>*>(&fixed.y[k][c]);
+        for (int c = 0; c < kWidth; c += V) {
+          if (c + V <= q + 1) continue;
+          const auto z = *reinterpret_cast<const Vector<T>*>(&fixed.y[k][first + c]);
 #pragma unroll
-        for (int q = 0; q < V; ++q) {
-          if (c + q > k) sums[c + q] = add_mul(sums[c + q], by, z.v[q]);
+          for (int l = 0; l < V; ++l) sums[c + l] = add_mul(sums[c + l], by, z.v[l]);
         }
       }
+#pragma unroll
+      for (int c = kTile; c < kWidth; ++c) sums[c - kTile] = sums[c];
     }
   }
 
@@ -316,8 +348,17 @@ struct BlockQr {
   }
   static __device__ __forceinline__ T product(T a, T b) { return add_mul(T(R(0)), a, b); }
 
-  __device__ __forceinline__ Reflection<T> step(int begin, int j, int g) {
-    const int k = j * kGroups + g, pivot = begin + k;
+  template <class N>
+  static __device__ __forceinline__ void go_round(N (&of)[kColumns]) {
+    const N first = of[0];
+#pragma unroll
+    for (int j = 1; j < kColumns; ++j) of[j - 1] = of[j];
+    of[kColumns - 1] = first;
+  }
+
+  // Step k of a panel, whose pivot is in row `pivot`; group g has its column.
+  __device__ __forceinline__ Reflection<T> step(int pivot, int k, int g,
+                                                const int (&columns)[kColumns]) {
     Reflection<T> h;
     T x[kSlots], sums[kColumns], tops[kColumns];
 #pragma unroll 1
@@ -328,7 +369,7 @@ struct BlockQr {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) sums[c] = T(R(0));
       for_slots(pivot, [&](int s) {
-        x[s] = shuffle(a[s][j], row_lane * kGroups + g);
+        x[s] = shuffle(a[s][0], row_lane * kGroups + g);
         if (row(s) == pivot) {
 #pragma unroll
           for (int c = 0; c < kColumns; c += V) {
@@ -353,7 +394,7 @@ struct BlockQr {
         }
       }
       sync();
-      const int own = g * kColumns + j;
+      const int own = g * kColumns;
       R tail = real(tails[0][own]);
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) tail += real(tails[w][own]);
@@ -370,9 +411,9 @@ struct BlockQr {
           if (group == g) {
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) {
-              a[s][j] = scale(a[s][j], power_of_two<R>(SquareRange<R>::kRaise));
+              a[s][0] = scale(a[s][0], power_of_two<R>(SquareRange<R>::kRaise));
             }
-            exponents[j] -= SquareRange<R>::kRaise;
+            exponents[0] -= SquareRange<R>::kRaise;
           }
           continue;
         }
@@ -390,16 +431,14 @@ struct BlockQr {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       sums[c] = add_conj_mul(sums[c], h.first, tops[c]);
-      if (warp == 0 && row_lane == 0 && column(c) < k) {
-        fixed.y[column(c)][k] = conj(sums[c]);
-      }
-      if (column(c) <= k) sums[c] = T(R(0));
+      if (warp == 0 && row_lane == 0 && columns[c] < k) fixed.y[columns[c]][k] = conj(sums[c]);
+      if (columns[c] <= k) sums[c] = T(R(0));
       sums[c] = product(h.phi, sums[c]);
     }
     for_slots(pivot, [&](int s) {
       const T u = row(s) == pivot ? h.first : x[s];
 #pragma unroll
-      for (int c = j; c < kColumns; ++c) a[s][c] = sub_mul(a[s][c], u, sums[c]);
+      for (int c = 0; c < kColumns; ++c) a[s][c] = sub_mul(a[s][c], u, sums[c]);
     });
     return h;
   }
@@ -546,7 +585,9 @@ struct BlockQr {
 template <class T>
 __device__ __forceinline__ void spoil(T* to, int rows, int columns, bool keeps_zeros, int thread,
                                       int threads) {
+#pragma unroll 1
   for (int i = 0; i < rows; ++i) {
+#pragma unroll 1
     for (int j = (keeps_zeros ? i : 0) + thread; j < columns; j += threads) {
       to[i * columns + j] = quiet_nan<T>();
     }
@@ -616,7 +657,9 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
     if (keeps) qr.make_t(own, steps);
   }
   Qr::sync();
+#pragma unroll 1
   for (int i = qr.warp; !is_raw && i < r_rows; i += kWarps) {
+#pragma unroll 2
     for (int j = qr.lane; j < min(i, n); j += 32) r[i * n + j] = T(Real<T>(0));
   }
   if (!qr.finite) {
