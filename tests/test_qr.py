@@ -1,12 +1,14 @@
 """QR factorizations of any shape, products with Q, and their derivatives."""
 
+import importlib.util
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ops
 import pytest
 import scipy.linalg
-from benchmarks.kalman import plain_filter, square_root_filter
 from families.qr import taus_of
 
 import jax_batched as jb
@@ -402,16 +404,20 @@ def test_jaxs_own_functions_under_the_override():
 @pytest.mark.parametrize("n", (1, 4, 7))
 def test_a_square_root_filter(n):
     """As one with covariances, and its gradient against differences."""
+    path = Path(__file__).parents[1] / "benchmarks" / "kalman.py"
+    spec = importlib.util.spec_from_file_location("kalman", path)
+    kalman = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kalman)
     a = matrices("float64", n, n, 6) / (2 * n)
 
     def likelihood(a):
-        return square_root_filter(
+        return kalman.square_root_filter(
             lambda x: jb.qr(x, "r"), lambda x, y: jb.solve_triangular(x, y, trans=1), a
         )
 
-    np.testing.assert_allclose(likelihood(jnp.asarray(a)), plain_filter(a), rtol=1e-12)
+    np.testing.assert_allclose(likelihood(jnp.asarray(a)), kalman.plain_filter(a), rtol=1e-12)
     change, step = matrices("float64", n, n, 6, seed=1), 1e-6
-    difference = plain_filter(a + step * change) - plain_filter(a - step * change)
+    difference = kalman.plain_filter(a + step * change) - kalman.plain_filter(a - step * change)
     _, derivative = jax.jvp(likelihood, (a,), (change,))
     np.testing.assert_allclose(derivative, difference / (2 * step), rtol=1e-6)
 

@@ -16,6 +16,7 @@
 #include <climits>
 
 #include "ffi/cuda/device/async_copy.cuh"
+#include "ffi/cuda/device/tensor.cuh"
 #include "ffi/cuda/layout/view.cuh"
 #include "ffi/cuda/qr/reflection.cuh"
 #include "ffi/problems/qr.h"
@@ -31,6 +32,9 @@ struct BlockQr {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kGroups = kWidth / kColumns;  // of lanes with the same columns
   static constexpr int kRowLanes = 32 / kGroups;
+  // Float64 has its products on the tensor cores: columns and rows of lanes are those of fragments.
+  static constexpr bool kTensor = std::is_same_v<T, double>;
+  static_assert(!kTensor || (kGroups == 8 && kColumns == 2 && kSlots % 4 == 0));
   static constexpr int kStep = kWarps * kRowLanes;
   static constexpr int kRows = kStep * kSlots;
   static constexpr int kChunk = kSlots % 4 == 0 ? 4 : kSlots;  // of slots, left out together
@@ -80,8 +84,8 @@ struct BlockQr {
         thread(threadIdx.x),
         warp(thread / 32),
         lane(thread % 32),
-        group(lane % kGroups),
-        row_lane(lane / kGroups) {}
+        group(kTensor ? lane / kRowLanes : lane % kGroups),
+        row_lane(kTensor ? lane % kRowLanes : lane / kGroups) {}
 
   // Keeps an address in a register; the compiler would make it anew for each access.
   static __device__ __forceinline__ unsigned char* kept(unsigned char* shared) {
@@ -97,14 +101,43 @@ struct BlockQr {
     }
   }
 
-  __device__ __forceinline__ int row(int s) const {
-    return s * kStep + warp * kRowLanes + row_lane;
+  // Rows from one slot to the next: of fragments, two slots have neighbours.
+  static __device__ __forceinline__ int rows_to(int s) {
+    return kTensor ? s / 2 * (2 * kStep) + s % 2 : s * kStep;
+  }
+  __device__ __forceinline__ int first_row() const {
+    return (kTensor ? 2 : 1) * (warp * kRowLanes + row_lane);
+  }
+  __device__ __forceinline__ int row(int s) const { return first_row() + rows_to(s); }
+  __device__ __forceinline__ int lane_of(int group) const {
+    return kTensor ? group * kRowLanes + row_lane : row_lane * kGroups + group;
+  }
+  // Calls f(mask) for the exchanges that bring together all lanes of a group.
+  template <class F>
+  static __device__ __forceinline__ void for_row_masks(const F& f) {
+#pragma unroll
+    for (int mask = kRowLanes / 2; mask > 0; mask /= 2) f(kTensor ? mask : mask * kGroups);
   }
   // In its panel.
   __device__ __forceinline__ int column(int j) const { return group + kGroups * j; }
   __device__ __forceinline__ T* t(int panel) const { return ts + panel * kWidth * kStride; }
 
-  // Calls f(s) for the slots that have rows from `begin` on, and maybe a few others.
+  // Calls f(s) for the slots that have rows from `begin` on, and maybe a few others; or for those
+  // that have no others g(s).
+  template <class F, class G>
+  __device__ __forceinline__ void for_slots(int begin, const F& f, const G& g) const {
+#pragma unroll
+    for (int first = 0; first < kSlots; first += kChunk) {
+      if (first * kStep + kChunkRows <= begin || first * kStep >= m) continue;
+      if (first * kStep <= begin) {
+#pragma unroll
+        for (int s = first; s < first + kChunk; ++s) f(s);
+      } else {
+#pragma unroll
+        for (int s = first; s < first + kChunk; ++s) g(s);
+      }
+    }
+  }
   template <class F>
   __device__ __forceinline__ void for_slots(int begin, const F& f) const {
 #pragma unroll
@@ -118,13 +151,13 @@ struct BlockQr {
   // Columns from `begin` on of a matrix in memory, or of the identity.
   __device__ __forceinline__ void load(const T* from, int columns, int begin) {
     const int here = from != nullptr ? columns - begin - group : 0;
-    const int diagonal = from != nullptr ? INT_MIN : begin + group - row(0);
-    const T* at = from + row(0) * columns + begin + group;
+    const int diagonal = from != nullptr ? INT_MIN : begin + group - first_row();
+    const T* at = from + first_row() * columns + begin + group;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s, at += kStep * columns) {
+    for (int s = 0; s < kSlots; at += (rows_to(s + 1) - rows_to(s)) * columns, ++s) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        a[s][j] = T(R(s * kStep - kGroups * j == diagonal ? 1 : 0));
+        a[s][j] = T(R(rows_to(s) - kGroups * j == diagonal ? 1 : 0));
         if (row(s) < m && kGroups * j < here) a[s][j] = at[kGroups * j];
       }
     }
@@ -136,15 +169,15 @@ struct BlockQr {
     int from[kColumns], rows[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
-      from[j] = first(begin + column(j)) - row(0);
-      rows[j] = begin + column(j) < columns ? end(begin + column(j)) - row(0) : 0;
+      from[j] = first(begin + column(j)) - first_row();
+      rows[j] = begin + column(j) < columns ? end(begin + column(j)) - first_row() : 0;
     }
-    T* at = to + row(0) * columns + begin + group;
+    T* at = to + first_row() * columns + begin + group;
 #pragma unroll
-    for (int s = 0; s < kSlots; ++s, at += kStep * columns) {
+    for (int s = 0; s < kSlots; at += (rows_to(s + 1) - rows_to(s)) * columns, ++s) {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        if (s * kStep >= from[j] && s * kStep < rows[j]) at[kGroups * j] = a[s][j];
+        if (rows_to(s) >= from[j] && rows_to(s) < rows[j]) at[kGroups * j] = a[s][j];
       }
     }
   }
@@ -159,10 +192,9 @@ struct BlockQr {
       largest[j] = R(0);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) largest[j] = fmax(largest[j], largest_part(a[s][j]));
-#pragma unroll
-      for (int mask = 16; mask >= kGroups; mask /= 2) {
+      for_row_masks([&](int mask) {
         largest[j] = fmax(largest[j], shuffle_xor(largest[j], mask));
-      }
+      });
       if (row_lane == 0) fixed.largest[warp][column(j)] = largest[j];
     }
     sync();
@@ -198,8 +230,18 @@ struct BlockQr {
 
   // Panel `panel`, whose V is staged, applied to this one. All wait for V and T before, and before
   // V is overwritten.
-  __device__ __forceinline__ void apply(int panel, bool adjoint) {
-    multiply_adjoint(panel * kWidth);
+  // Of the identity's columns that belong to the panel, W is there: `is_own`.
+  __device__ __forceinline__ void apply(int panel, bool adjoint, bool is_own) {
+    if (is_own) {
+      const T* top = v + panel * kWidth * kStride;
+      for (int e = thread; e < kWidth * kWidth; e += kThreads) {
+        const int l = e % kWidth, c = e / kWidth;
+        fixed.w[0][l][c % kGroups * kColumns + c / kGroups] = conj(top[c * kStride + l]);
+      }
+      sync();
+    } else {
+      multiply_adjoint(panel * kWidth);
+    }
     make_y(t(panel), adjoint);
     sync();
     subtract_product(panel * kWidth);
@@ -368,24 +410,30 @@ struct BlockQr {
       turn ^= 1;
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) sums[c] = T(R(0));
-      for_slots(pivot, [&](int s) {
-        x[s] = shuffle(a[s][0], row_lane * kGroups + g);
-        if (row(s) == pivot) {
-#pragma unroll
-          for (int c = 0; c < kColumns; c += V) {
-            *reinterpret_cast<Vector<T>*>(&top[group * kColumns + c]) = vector(a[s], c);
-          }
-        }
-        if (row(s) <= pivot) x[s] = T(R(0));
+      const auto add = [&](int s) {
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) sums[c] = add_conj_mul(sums[c], x[s], a[s][c]);
-      });
+      };
+      for_slots(
+          pivot,
+          [&](int s) {
+            x[s] = shuffle(a[s][0], lane_of(g));
+            if (row(s) == pivot) {
+#pragma unroll
+              for (int c = 0; c < kColumns; c += V) {
+                *reinterpret_cast<Vector<T>*>(&top[group * kColumns + c]) = vector(a[s], c);
+              }
+            }
+            if (row(s) <= pivot) x[s] = T(R(0));
+            add(s);
+          },
+          [&](int s) {
+            x[s] = shuffle(a[s][0], lane_of(g));
+            add(s);
+          });
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-        for (int mask = 16; mask >= kGroups; mask /= 2) {
-          sums[c] = sums[c] + shuffle_xor(sums[c], mask);
-        }
+        for_row_masks([&](int mask) { sums[c] = sums[c] + shuffle_xor(sums[c], mask); });
       }
       if (row_lane == 0) {
 #pragma unroll
@@ -435,11 +483,13 @@ struct BlockQr {
       if (columns[c] <= k) sums[c] = T(R(0));
       sums[c] = product(h.phi, sums[c]);
     }
-    for_slots(pivot, [&](int s) {
-      const T u = row(s) == pivot ? h.first : x[s];
+    const auto subtract = [&](int s, T u) {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) a[s][c] = sub_mul(a[s][c], u, sums[c]);
-    });
+    };
+    for_slots(
+        pivot, [&](int s) { subtract(s, row(s) == pivot ? h.first : x[s]); },
+        [&](int s) { subtract(s, x[s]); });
     return h;
   }
 
@@ -473,6 +523,59 @@ struct BlockQr {
 
   // W = V^H C, in w[0].
   __device__ __forceinline__ void multiply_adjoint(int begin) {
+    if constexpr (kTensor) {
+      // Fragments: W's have 8 reflections and 8 columns, V^H's 8 reflections and 8 rows, C's 8 rows
+      // and 8 columns.
+      T sums[kWidth / 8][kColumns][2] = {};
+      for_slots(begin, [&](int s) {
+        if (s % 2 != 0) return;
+        const T* at = v + row(s) * kStride + group;
+#pragma unroll
+        for (int l = 0; l < kWidth; l += 16) {
+          const Pair<T> of[2] = {{at[l], at[l + kStride]}, {at[l + 8], at[l + 8 + kStride]}};
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+            T c[2][2] = {{sums[l / 8][j][0], sums[l / 8][j][1]},
+                         {sums[l / 8 + 1][j][0], sums[l / 8 + 1][j][1]}};
+            add_product(c, of, {a[s][j], a[s + 1][j]});
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              sums[l / 8][j][h] = c[0][h];
+              sums[l / 8 + 1][j][h] = c[1][h];
+            }
+          }
+        }
+      });
+#pragma unroll
+      for (int l = 0; l < kWidth; l += 8) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+            fixed.w[warp][l + group][(2 * row_lane + h) * kColumns + j] = sums[l / 8][j][h];
+          }
+        }
+      }
+    } else {
+      multiply_adjoint_by_lanes(begin);
+    }
+    sync();
+    if constexpr (kWarps > 1) {
+      T* w = &fixed.w[0][0][0];
+      for (int e = thread * V; e < kWidth * kWidth; e += kThreads * V) {
+        Vector<T> sum = *reinterpret_cast<Vector<T>*>(w + e);
+#pragma unroll
+        for (int other = 1; other < kWarps; ++other) {
+          const auto of = *reinterpret_cast<Vector<T>*>(w + other * kWidth * kWidth + e);
+#pragma unroll
+          for (int z = 0; z < V; ++z) sum.v[z] = sum.v[z] + of.v[z];
+        }
+        *reinterpret_cast<Vector<T>*>(w + e) = sum;
+      }
+      sync();
+    }
+  }
+  __device__ __forceinline__ void multiply_adjoint_by_lanes(int begin) {
 #pragma unroll 1
     for (int l = 0; l < kWidth; l += kPass) {
       T sums[kSums];
@@ -500,21 +603,6 @@ struct BlockQr {
         fixed.w[warp][l + at / kColumns][group * kColumns + at % kColumns] = sums[f];
       }
     }
-    sync();
-    if constexpr (kWarps > 1) {
-      T* w = &fixed.w[0][0][0];
-      for (int e = thread * V; e < kWidth * kWidth; e += kThreads * V) {
-        Vector<T> sum = *reinterpret_cast<Vector<T>*>(w + e);
-#pragma unroll
-        for (int other = 1; other < kWarps; ++other) {
-          const auto of = *reinterpret_cast<Vector<T>*>(w + other * kWidth * kWidth + e);
-#pragma unroll
-          for (int z = 0; z < V; ++z) sum.v[z] = sum.v[z] + of.v[z];
-        }
-        *reinterpret_cast<Vector<T>*>(w + e) = sum;
-      }
-      sync();
-    }
   }
 
   // Y = T W or T^H W.
@@ -528,8 +616,10 @@ struct BlockQr {
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) sums[i][j] = T(R(0));
       }
+      // T is a triangle.
+      const int first = adjoint ? 0 : l, end = adjoint ? l + kTile : kWidth;
 #pragma unroll 4
-      for (int p = 0; p < kWidth; ++p) {
+      for (int p = first; p < end; ++p) {
         T w[kColumns];
 #pragma unroll
         for (int j = 0; j < kColumns; j += V) {
@@ -556,6 +646,31 @@ struct BlockQr {
 
   // C -= V Y.
   __device__ __forceinline__ void subtract_product(int begin) {
+    if constexpr (kTensor) {  // transposed, as C's rows are a lane's neighbours then
+#pragma unroll 2
+      for (int l = 0; l < kWidth; l += 8) {
+        Pair<T> minus_y[2];
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          const T* at = &fixed.y[l + 2 * row_lane][group * kColumns + j];
+          minus_y[j] = {-at[0], -at[kWidth]};
+        }
+        for_slots(begin, [&](int s) {
+          if (s % 2 != 0) return;
+          // Row `group` of the eight, where this lane has two others.
+          const T* at = v + (row(s) - 2 * row_lane + group) * kStride + l + 2 * row_lane;
+          const auto of = *reinterpret_cast<const Pair<T>*>(at);
+          T c[2][2] = {{a[s][0], a[s + 1][0]}, {a[s][1], a[s + 1][1]}};
+          add_product(c, minus_y, of);
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+            a[s][j] = c[j][0];
+            a[s + 1][j] = c[j][1];
+          }
+        });
+      }
+      return;
+    }
 #pragma unroll 1
     for (int l = 0; l < kWidth; l += V) {
       T y[V][kColumns];
@@ -629,7 +744,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
         staged = panel;
         Qr::sync();
       }
-      qr.apply(panel, factors);
+      qr.apply(panel, factors, !factors && panel == own);
     }
     Qr::sync();
     const int steps = factors ? max(min(kWidth, k - begin), 0) : 0;
@@ -718,7 +833,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_product_block_kernel(con
     for (int i = 0; i < applied; ++i) {
       const int panel = adjoint ? i : applied - 1 - i;
       stage(panel);
-      qr.apply(panel, adjoint);
+      qr.apply(panel, adjoint, kForms && panel * kWidth == begin);
     }
     qr.store(to, columns, begin);
   }
