@@ -37,7 +37,9 @@ def square_root_filter(
     eye = jnp.broadcast_to(jnp.eye(n, dtype=transition.dtype), transition.shape)
     zeros = jnp.zeros_like(eye)
 
-    def step(state: tuple[Array, Array, Array], y: Array) -> tuple[tuple[Array, Array, Array], None]:
+    def step(
+        state: tuple[Array, Array, Array], y: Array
+    ) -> tuple[tuple[Array, Array, Array], None]:
         mean, s, likelihood = state
         mean = (transition @ mean[..., None])[..., 0]
         s = triangle(jnp.concatenate([s @ transition.mT, eye], axis=-2))

@@ -308,9 +308,7 @@ qr_op = Operation(
         signature=lambda params: _SIGNATURES[params["mode"]],
         paths=(
             kernel(lambda call: takes_rows(call) and not _is_r_alone(call)),
-            composed(
-                _without_reflections, lambda call: takes_rows(call) and _is_r_alone(call)
-            ),
+            composed(_without_reflections, lambda call: takes_rows(call) and _is_r_alone(call)),
             lax(_lax),
         ),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},

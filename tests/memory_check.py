@@ -149,7 +149,12 @@ def check_qr(dtype: str, batch: int) -> int:
 
 
 # Operations that have tests of their own, not a row of the table.
-OTHERS = {"lu": check_lu, "qr": check_qr, "residual": check_residual, "cholesky_pullback": check_pullback}
+OTHERS = {
+    "lu": check_lu,
+    "qr": check_qr,
+    "residual": check_residual,
+    "cholesky_pullback": check_pullback,
+}
 
 
 def check(op: ops.Op, run: Callable[..., Any], cases: list[Any], kernel: str = "") -> int:

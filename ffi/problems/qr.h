@@ -53,9 +53,7 @@ struct QrProblem : HouseholderProblem {
   JAX_BATCHED_HD int q_columns() const {
     return mode == kComplete ? m : mode == kReduced ? reflections() : 0;
   }
-  JAX_BATCHED_HD int r_rows() const {
-    return mode == kReduced || mode == kR ? reflections() : m;
-  }
+  JAX_BATCHED_HD int r_rows() const { return mode == kReduced || mode == kR ? reflections() : m; }
   Work work() const {
     const int64_t formed = has_q() ? qr_operations(m, q_columns()) : 0;
     return {qr_operations(m, n) + formed, int64_t{m} * (n + q_columns())};

@@ -104,7 +104,7 @@ def takes_rows(call: Call) -> bool:
 def composed(
     compute: Callable[..., Sequence[Array]], serves: Callable[[Call], bool] = lambda call: True
 ) -> Path:
-    """Made of operations that have kernels, in the range of the operation's own and given limits."""
+    """Made of operations that have kernels, in the range of its own and where it serves."""
     return Path(
         "composed", compute, lambda call: _has_kernels(call) and serves(call), broadcasts=True
     )

@@ -33,8 +33,8 @@ struct BlockQr {
   static constexpr int kGroups = kWidth / kColumns;  // of lanes with the same columns
   static constexpr int kRowLanes = 32 / kGroups;
   // Float64 has its products on the tensor cores: columns and rows of lanes are those of fragments.
-  static constexpr bool kTensor = std::is_same_v<T, double>;
-  static_assert(!kTensor || (kGroups == 8 && kColumns == 2 && kSlots % 4 == 0));
+  static constexpr bool kTensor = std::is_same_v<T, double> && kWidth == 16;
+  static_assert(!kTensor || (kGroups == 8 && kSlots % 4 == 0));
   static constexpr int kStep = kWarps * kRowLanes;
   static constexpr int kRows = kStep * kSlots;
   static constexpr int kChunk = kSlots % 4 == 0 ? 4 : kSlots;  // of slots, left out together
@@ -192,9 +192,8 @@ struct BlockQr {
       largest[j] = R(0);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) largest[j] = fmax(largest[j], largest_part(a[s][j]));
-      for_row_masks([&](int mask) {
-        largest[j] = fmax(largest[j], shuffle_xor(largest[j], mask));
-      });
+      for_row_masks(
+          [&](int mask) { largest[j] = fmax(largest[j], shuffle_xor(largest[j], mask)); });
       if (row_lane == 0) fixed.largest[warp][column(j)] = largest[j];
     }
     sync();
@@ -247,8 +246,8 @@ struct BlockQr {
     subtract_product(panel * kWidth);
   }
 
-  // Factors columns `begin`, ..., of which `steps` are reflected, and undoes their scaling in R. The
-  // column of a step is the first of its lanes: after kGroups steps they go round.
+  // Factors columns `begin`, ..., of which `steps` are reflected, and undoes their scaling in R.
+  // The column of a step is the first of its lanes: after kGroups steps they go round.
   __device__ __forceinline__ void factor(int begin, int steps) {
     T inverse[kColumns], beta[kColumns];
     int columns[kColumns];
@@ -761,7 +760,9 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
     }
     if (keeps || is_raw || !factors) {
       qr.store(
-          home, ld, begin, [&](int c) { return !factors ? 0 : c < k ? c + 1 : home_rows; },
+          home, ld, begin, [&](int c) { return !factors ? 0
+                                               : c < k  ? c + 1
+                                                        : home_rows; },
           [&](int) { return home_rows; });
     }
     if (!factors) continue;

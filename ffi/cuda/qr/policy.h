@@ -32,32 +32,59 @@ struct QrBlockShape {
 
 using QrShape = std::variant<QrThreadShape, QrLanesShape, QrBlockShape>;
 
-constexpr Row<QrShape> of_rows(DType dtype, QrBlockShape shape, std::string_view variant = "") {
-  return {dtype, 1, 512, shape, {.variant = variant, .rows = shape.rows()}};
+constexpr Row<QrShape> of_block(DType dtype, QrBlockShape shape, std::string_view variant = "",
+                                int max_n = 512) {
+  return {dtype, 1, max_n, shape, {.variant = variant, .rows = shape.rows()}};
 }
 
-// Where shared memory does not hold what a block of 32 or 16 columns needs, "block.narrow" serves.
+// "block.narrow" is for few columns, and where shared memory does not hold what wider panels need.
+inline constexpr QrBlockShape kNarrowFloat32{4, 16, 16, 4, 3};
+inline constexpr QrBlockShape kNarrowFloat64{4, 16, 8, 2, 3};
+inline constexpr QrBlockShape kNarrowComplex64{8, 8, 8, 2, 2};
+
 inline constexpr Row<QrShape> kQrTable[] = {
-    of_rows(DType::kFloat32, {1, 16, 32, 4, 8}),
-    of_rows(DType::kFloat32, {2, 16, 32, 4, 5}),
-    of_rows(DType::kFloat32, {4, 16, 32, 4, 2}),
-    of_rows(DType::kFloat32, {8, 16, 32, 4, 1}),
-    of_rows(DType::kFloat32, {8, 8, 16, 4, 1}, "narrow"),
+    of_block(DType::kFloat32, {1, 8, 16, 4, 16}),
+    of_block(DType::kFloat32, {2, 16, 32, 4, 6}),
+    of_block(DType::kFloat32, kNarrowFloat32, "few", 64),
+    of_block(DType::kFloat32, {4, 16, 32, 4, 3}),
+    of_block(DType::kFloat32, {8, 16, 32, 4, 1}),
+    of_block(DType::kFloat32, kNarrowFloat32, "narrow"),
 
-    of_rows(DType::kFloat64, {1, 8, 16, 4, 8}),
-    of_rows(DType::kFloat64, {2, 8, 16, 4, 5}),
-    of_rows(DType::kFloat64, {4, 8, 16, 4, 2}),
-    of_rows(DType::kFloat64, {8, 8, 16, 4, 1}),
-    of_rows(DType::kFloat64, {4, 16, 8, 4, 1}, "narrow"),
+    of_block(DType::kFloat64, {2, 8, 16, 2, 8}),
+    of_block(DType::kFloat64, {2, 16, 16, 2, 4}),
+    of_block(DType::kFloat64, {4, 16, 16, 2, 2}),
+    of_block(DType::kFloat64, {8, 16, 16, 2, 1}),
+    of_block(DType::kFloat64, kNarrowFloat64, "narrow"),
 
-    of_rows(DType::kComplex64, {4, 8, 16, 2, 3}),
-    of_rows(DType::kComplex64, {8, 16, 16, 2, 1}),
-    of_rows(DType::kComplex64, {8, 8, 8, 2, 1}, "narrow"),
+    of_block(DType::kComplex64, {2, 8, 16, 2, 6}),
+    of_block(DType::kComplex64, {4, 8, 16, 2, 4}),
+    of_block(DType::kComplex64, {8, 8, 16, 2, 2}),
+    of_block(DType::kComplex64, {8, 16, 16, 2, 1}),
+    of_block(DType::kComplex64, kNarrowComplex64, "narrow"),
 
-    of_rows(DType::kComplex128, {4, 4, 8, 2, 3}),
-    of_rows(DType::kComplex128, {8, 8, 8, 2, 1}),
+    of_block(DType::kComplex128, {2, 4, 8, 2, 6}),
+    of_block(DType::kComplex128, {4, 4, 8, 2, 3}),
+    of_block(DType::kComplex128, {8, 4, 8, 2, 2}),
+    of_block(DType::kComplex128, {8, 8, 8, 2, 1}),
 };
 static_assert(names_are_distinct(kQrTable), "give rows that overlap a variant");
+
+// Of products with Q.
+inline constexpr Row<QrShape> kQrProductTable[] = {
+    of_block(DType::kFloat32, {2, 16, 32, 4, 6}),
+    of_block(DType::kFloat32, kNarrowFloat32),
+
+    of_block(DType::kFloat64, {2, 16, 16, 2, 4}),
+    of_block(DType::kFloat64, {8, 16, 16, 2, 1}),
+    of_block(DType::kFloat64, kNarrowFloat64, "narrow"),
+
+    of_block(DType::kComplex64, {4, 8, 16, 2, 4}),
+    of_block(DType::kComplex64, kNarrowComplex64),
+
+    of_block(DType::kComplex128, {4, 4, 8, 2, 3}),
+    of_block(DType::kComplex128, {8, 8, 8, 2, 1}),
+};
+static_assert(names_are_distinct(kQrProductTable), "give rows that overlap a variant");
 
 // The largest matrices of which 99 KB of shared memory, the least since sm_80, hold what is needed.
 template <const auto& kTable>
@@ -73,8 +100,8 @@ struct QrPolicy : TablePolicy<kTable> {
 template <>
 struct Policy<QrProblem> : QrPolicy<kQrTable> {};
 template <>
-struct Policy<HouseholderProductProblem> : QrPolicy<kQrTable> {};
+struct Policy<HouseholderProductProblem> : QrPolicy<kQrProductTable> {};
 template <>
-struct Policy<QrMultiplyProblem> : QrPolicy<kQrTable> {};
+struct Policy<QrMultiplyProblem> : QrPolicy<kQrProductTable> {};
 
 }  // namespace jax_batched::cuda

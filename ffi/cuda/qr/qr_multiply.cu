@@ -4,7 +4,7 @@ namespace jax_batched::cuda {
 
 template <>
 cudaError_t launch<JAX_BATCHED_SCALAR>(cudaStream_t stream, const QrMultiplyProblem& p) {
-  return launch_qr<JAX_BATCHED_SCALAR, kQrTable>(stream, p);
+  return launch_qr<JAX_BATCHED_SCALAR, kQrProductTable>(stream, p);
 }
 
 }  // namespace jax_batched::cuda

@@ -1,5 +1,5 @@
-// One Householder reflection: H^H (alpha, x) = (beta, 0) with beta = -sign(re alpha) ||(alpha, x)||,
-// as LAPACK's larfg. With u = (alpha - beta, x),
+// One Householder reflection: H^H (alpha, x) = (beta, 0) with beta = -sign(re alpha) ||(alpha,
+// x)||, as LAPACK's larfg. With u = (alpha - beta, x),
 //   H^H = I - phi u u^H,  phi = -1 / (beta (alpha - beta)),
 // and of v = u / (alpha - beta) H = I - tau v v^H,  tau = (beta - alpha) / beta.
 // H is I, and beta is alpha, if x and the imaginary part of alpha are zero.

@@ -30,7 +30,7 @@ struct Call {
   bool fast = false;   // accuracy="fast"
   int capability = 0;  // of the GPU: 90 for sm_90
   bool transposed =
-      false;  // the rows of b and x are the right-hand sides, of which there are several
+      false;      // the rows of b and x are the right-hand sides, of which there are several
   int64_t m = 0;  // rows of matrices that need not be square; 0: n
 
   constexpr int64_t rows() const { return m == 0 ? n : m; }
