@@ -11,6 +11,8 @@ Imported on demand alone::
 from typing import Any
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
 import lineax as lx
 from jax import Array
 from jax.flatten_util import ravel_pytree
@@ -18,8 +20,10 @@ from jax.flatten_util import ravel_pytree
 from jax_batched.cho_solve import cho_solve
 from jax_batched.cholesky import cholesky
 from jax_batched.lu import lu_factor, lu_solve
+from jax_batched.qr import qr, qr_multiply
+from jax_batched.triangular_solve import solve_triangular
 
-__all__ = ["LU", "Cholesky"]
+__all__ = ["LU", "QR", "Cholesky"]
 
 
 class _State(eqx.Module):  # type: ignore[misc, unused-ignore]
@@ -148,4 +152,90 @@ class LU(lx.AbstractLinearSolver[_Factors]):  # type: ignore[misc, unused-ignore
 
     def assume_full_rank(self) -> bool:
         """A matrix that has a factorization with nonzero pivots has full rank."""
+        return True
+
+
+class _Structure(eqx.Module):  # type: ignore[misc, unused-ignore]
+    """Of what an operator takes or gives, flattened: its leaves are data that can be hashed."""
+
+    tree: Any = eqx.field(static=True)
+    leaves: tuple[Any, ...] = eqx.field(static=True)
+
+    @classmethod
+    def of(cls, structure: Any) -> "_Structure":
+        leaves, tree = jax.tree.flatten(structure)
+        return cls(tree, tuple(leaves))
+
+    def unravel(self, flat: Array) -> Any:
+        zeros = [jnp.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves]
+        return ravel_pytree(jax.tree.unflatten(self.tree, zeros))[1](flat)
+
+
+class _Reflections(eqx.Module):  # type: ignore[misc, unused-ignore]
+    """The QR factorization of a matrix with at least as many rows as columns, or if `wide` of the
+    transpose; and the structures of solutions and of right-hand sides."""
+
+    reflections: Array
+    taus: Array
+    solution: _Structure
+    vector: _Structure
+    wide: bool = eqx.field(static=True)
+
+
+class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ignore]
+    """QR solver of lineax for operators of full rank, square or not.
+
+    Takes the place of `lineax.QR`: least squares where there are more rows than columns, the
+    solution of the smallest norm where there are fewer. Q is never formed. Under `vmap` the systems
+    are one batched factorization, and right-hand sides mapped over one operator are columns.
+
+    Raises:
+      TypeError: the operator has a dtype that `jax_batched.qr` does not take.
+    """
+
+    def init(self, operator: lx.AbstractLinearOperator, options: dict[str, Any]) -> _Reflections:
+        """The factorization of the operator's matrix, or of its transpose."""
+        del options
+        matrix = operator.as_matrix()
+        wide = matrix.shape[0] < matrix.shape[1]
+        transposed, taus = qr(matrix.T if wide else matrix, mode="raw")
+        solution = _Structure.of(operator.in_structure())
+        vector = _Structure.of(operator.out_structure())
+        return _Reflections(transposed.T, taus, solution, vector, wide)
+
+    def compute(
+        self, state: _Reflections, vector: Any, options: dict[str, Any]
+    ) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
+        """The solution: R^-1 Q^H b, or conj(Q) R^-T b of the transpose's factors."""
+        del options
+        flat, _ = ravel_pytree(vector)
+        m, n = state.reflections.shape
+        r = state.reflections[:n]
+        if state.wide:
+            y = solve_triangular(r, flat, trans=1)
+            padded = jnp.concatenate([y, jnp.zeros(m - n, y.dtype)])
+            x = qr_multiply(state.reflections, state.taus, padded.conj()).conj()
+        else:
+            rotated = qr_multiply(state.reflections, state.taus, flat, adjoint=True)
+            x = solve_triangular(r, rotated[:n])
+        return state.solution.unravel(x), lx.RESULTS.successful, {}
+
+    def transpose(
+        self, state: _Reflections, options: dict[str, Any]
+    ) -> tuple[_Reflections, dict[str, Any]]:
+        """The same factors, of a matrix that is the transpose."""
+        return _Reflections(
+            state.reflections, state.taus, state.vector, state.solution, not state.wide
+        ), options
+
+    def conj(
+        self, state: _Reflections, options: dict[str, Any]
+    ) -> tuple[_Reflections, dict[str, Any]]:
+        """The conjugate's factors are the conjugates."""
+        return _Reflections(
+            state.reflections.conj(), state.taus.conj(), state.solution, state.vector, state.wide
+        ), options
+
+    def assume_full_rank(self) -> bool:
+        """It is for matrices of full rank."""
         return True

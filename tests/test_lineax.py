@@ -11,7 +11,7 @@ import pytest
 lx = pytest.importorskip("lineax")
 
 from jax_batched import _matrices as matrices  # noqa: E402
-from jax_batched.lineax import Cholesky  # noqa: E402
+from jax_batched.lineax import QR, Cholesky  # noqa: E402
 
 SOLVERS = (Cholesky(), Cholesky(accuracy="fast"))
 BATCH, N = 4, 5
@@ -173,3 +173,69 @@ def test_messages():
         lx.linear_solve(lx.MatrixLinearOperator(a), b, solver=SOLVERS[0])
     with pytest.raises(ValueError, match="accuracy"):
         solve(a, b, Cholesky(accuracy="exact"))
+
+
+SHAPES = ((5, 5), (7, 4), (4, 7))
+
+
+def rectangles(dtype, m, n, batch=(), seed=0):
+    rng = np.random.default_rng(seed)
+    a = matrices.normal(rng, dtype, (*batch, m, n)).astype(dtype)
+    return jnp.asarray(a), jnp.asarray(matrices.normal(rng, dtype, (*batch, m)).astype(dtype))
+
+
+def least_squares(a, b, solver=None):
+    return lx.linear_solve(lx.MatrixLinearOperator(a), b, solver=solver or QR()).value
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_qr_values_and_states(m, n, dtype):
+    a, b = rectangles(dtype, m, n)
+    close(least_squares(a, b), np.linalg.pinv(a) @ b, dtype)
+    solver, op = QR(), lx.MatrixLinearOperator(a)
+    state = solver.init(op, {})
+    wide = np.asarray(a)
+    turned, _ = solver.transpose(state, {})
+    for changed, matrix in (
+        (turned, wide.T), (solver.conj(state, {})[0], wide.conj()),
+        (solver.conj(turned, {})[0], wide.conj().T),
+    ):  # fmt: skip
+        rhs = b if matrix.shape == a.shape else jnp.arange(n) + b[:1]
+        x, result, _ = solver.compute(changed, rhs, {})
+        assert bool(result == lx.RESULTS.successful)
+        close(x, np.linalg.pinv(matrix) @ rhs, dtype)
+    assert solver.assume_full_rank()
+
+
+@pytest.mark.parametrize("dtype", ops.WIDE_DTYPES)
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_qr_derivatives(m, n, dtype):
+    """As those of lineax' own solver."""
+    a, b = rectangles(dtype, m, n, (BATCH,))
+    along = rectangles(dtype, m, n, (BATCH,), seed=1)
+    theirs = functools.partial(least_squares, solver=lx.QR())
+    results = [jax.jvp(jax.vmap(f), (a, b), along) for f in (least_squares, theirs)]
+    close(*results)
+
+    def loss(f, a, b):
+        return jnp.sum(jnp.abs(jax.vmap(f)(a, b)) ** 2)
+
+    close(*(jax.grad(functools.partial(loss, f), (0, 1))(a, b) for f in (least_squares, theirs)))
+
+
+def test_qr_of_a_batch_is_one_kernel_each():
+    a, b = rectangles("float64", 6, 4, (BATCH,))
+    text = jax.jit(jax.vmap(least_squares)).lower(a, b).as_text()
+    for target in ("qr", "qr_multiply", "triangular_solve"):
+        assert text.count(f"@jax_batched.{target}.v1(") == 1
+
+
+def test_qr_of_operators_and_vectors_that_are_trees():
+    a, b = rectangles("float64", 5, 3)
+    vector = {"left": b[:2], "right": b[2:].reshape(3, 1)}
+    _, unravel = jax.flatten_util.ravel_pytree(vector)
+    structure = [jax.ShapeDtypeStruct((3, 1), b.dtype)]
+    op = lx.FunctionLinearOperator(lambda v: unravel(a @ v[0][:, 0]), structure)
+    (x,) = lx.linear_solve(op, vector, solver=QR()).value
+    close(x[:, 0], np.linalg.pinv(a) @ b)
