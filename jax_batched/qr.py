@@ -278,6 +278,67 @@ def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
     return (triangle(reflections[..., : a.shape[-1], :], upper=True),)
 
 
+def _is_tall(call: Call) -> bool:
+    """Whether rows are many enough, and columns few enough, to factor blocks of rows first."""
+    m, n = call.sizes["m"], call.sizes["n"]
+    few = n <= _MOST_ROWS // 8
+    return isinstance(m, int) and not takes_rows(call) and few and call.params["mode"] in _THIN
+
+
+_THIN = ("reduced", "r")
+_MOST_ROWS = 512  # of a block
+
+
+def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
+    """Q and R from those of blocks of rows, and of the triangles of these on top of each other.
+
+    Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential QR and LU
+    factorizations" (2012).
+    """
+    *batch, m, n = a.shape
+    rows = min(max(64, 8 * n), _MOST_ROWS) if n > 16 else 64
+    blocks = -(-m // rows)
+    zeros = jnp.zeros((*batch, blocks * rows - m, n), a.dtype)
+    parts = jnp.concatenate([a, zeros], axis=-2).reshape(*batch, blocks, rows, n)
+    of_parts, triangles = qr_op(parts, mode="reduced")
+    q, r = qr_op(triangles.reshape(*batch, blocks * n, n), mode="reduced")
+    # The signs are those that reflections of all rows at once would give.
+    top = matmul(of_parts[..., 0, :, :], q[..., :n, :])[..., :n, :]
+    signs = _signs_of_reflections(top, jnp.diagonal(r, axis1=-2, axis2=-1))
+    r = r * signs[..., :, None]
+    if mode == "r":
+        return (r,)
+    q = (q * signs[..., None, :]).reshape(*batch, blocks, n, n)
+    return matmul(of_parts, q).reshape(*batch, blocks * rows, n)[..., :m, :], r
+
+
+def _signs_of_reflections(top: Array, diagonal: Array) -> Array:
+    """D, of 1 and -1, with which Q D comes from reflections, by the first rows of Q.
+
+    I - Q D has the factors V and T V^H of the reflections, and tau_k = 1 - d_k s_k, |tau_k| >= 1,
+    is pivot k of its elimination: Ballard, Demmel, Grigori, Jacquelin, Nguyen and Solomonik,
+    "Reconstructing Householder vectors from tall-skinny QR" (2014). A pivot of zero is reflected to
+    where R's diagonal is negative.
+    """
+    n = top.shape[-1]
+    places = jax.lax.broadcasted_iota(jnp.int32, top.shape[:-1], top.ndim - 2)
+
+    def step(k: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        rest, signs = state
+        column = jax.lax.dynamic_index_in_dim(rest, k, -1, keepdims=False)
+        row = jax.lax.dynamic_index_in_dim(rest, k, -2, keepdims=False)
+        s = jax.lax.dynamic_index_in_dim(column, k, -1)
+        of_r = jax.lax.dynamic_index_in_dim(diagonal, k, -1)
+        positive = jnp.where(s.real == 0, of_r.real > 0, s.real > 0)
+        sign = jnp.where(positive, -jnp.ones_like(s), jnp.ones_like(s))
+        below = jnp.where(places > k, column * sign / (sign * s - 1), jnp.zeros_like(column))
+        rest = rest - below[..., :, None] * row[..., None, :]
+        return rest, jnp.where(places == k, sign, signs)
+
+    _, signs = jax.lax.fori_loop(0, n, step, (top, jnp.ones(top.shape[:-1], top.dtype)))
+    return jnp.asarray(signs)
+
+
 def _lax(a: Array, *, mode: str) -> Sequence[Array]:
     """JAX's own routine; NaN in all of a matrix of which some of the factors is not finite."""
     if 0 in a.shape[-2:]:  # a complete Q of no columns
@@ -309,6 +370,7 @@ qr_op = Operation(
         paths=(
             kernel(lambda call: takes_rows(call) and not _is_r_alone(call)),
             composed(_without_reflections, lambda call: takes_rows(call) and _is_r_alone(call)),
+            composed(_by_blocks, _is_tall),
             lax(_lax),
         ),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},

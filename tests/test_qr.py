@@ -422,8 +422,37 @@ def test_a_square_root_filter(n):
     np.testing.assert_allclose(derivative, difference / (2 * step), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_many_rows(dtype):
+    """By blocks of rows: LAPACK's signs, also where the first rows are zero."""
+    for m, n in ((513, 1), (700, 3), (1300, 20), (600, 64)):
+        a = matrices(dtype, m, n, 4)
+        a[1, : m // 2] = 0
+        a[2] *= 1e-30
+        lowered = jax.jit(jb.qr).lower(a)
+        assert target_name("qr") in lowered.as_text()
+        q, r = map(np.asarray, lowered.compile()(a))
+        check(a, q, r)
+        expected_q, expected_r = np.linalg.qr(wide(a))
+        tolerance = 100 * m * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(q, expected_q, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(jb.qr(a, "r"), r, rtol=0, atol=tolerance * np.abs(r).max())
+        bound = tolerance * np.abs(expected_r).max((1, 2), keepdims=True)
+        assert (np.abs(r - expected_r) <= bound).all()
+        a[3, -1, 0] = np.nan
+        spoilt_q, spoilt_r = run(jb.qr, a)
+        assert ops.same_bits(spoilt_q[:3], q[:3])
+        assert np.isnan(spoilt_q[3]).all()
+        np.testing.assert_array_equal(np.isnan(spoilt_r[3]), np.triu(np.ones((n, n), bool)))
+
+
+def test_derivatives_of_many_rows():
+    a = matrices("float64", 530, 3, 1)
+    check_derivatives(lambda a: list(jb.qr(a)), a)
+
+
 def test_beyond_the_kernels():
-    for shape in ((2, 520, 5), (1, 5, 520)):
+    for shape in ((1, 520, 130), (1, 5, 520)):
         a = np.random.default_rng(0).standard_normal(shape)
         lowered = jax.jit(jb.qr).lower(a)
         assert target_name("qr") not in lowered.as_text()
