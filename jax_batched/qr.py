@@ -87,6 +87,8 @@ def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -
 
     Algorithm: Householder reflections, applied by panels (Schreiber and Van Loan, "A
     storage-efficient WY representation", 1989) with a substitution in place of T (Puglisi, 1992);
+    of more than 512 rows and up to 64 columns by blocks of rows (Demmel, Grigori, Hoemmen and
+    Langou, 2012), which give LAPACK's signs where its reflections are not I;
     derivative after Walter and Lehmann, "Algorithmic differentiation of linear algebra functions"
     (2010), of complete Q after arXiv:2409.13374.
     """
