@@ -17,7 +17,7 @@ constexpr int64_t qr_operations(int64_t m, int64_t n) {
   return k * k * (3 * std::max(m, n) - k) / 3;
 }
 
-struct HouseholderProblem : Problem {
+struct HouseholderProblem : MaskedProblem {
   static constexpr bool kTakesStored = false;
   static constexpr bool kOnCuda = false;
   static constexpr int64_t kMaxN = 512;
@@ -29,6 +29,7 @@ struct HouseholderProblem : Problem {
 
 struct QrProblem : HouseholderProblem {
   static constexpr std::string_view kName = "qr";
+  static constexpr bool kOnCuda = true;
   enum Mode { kReduced, kComplete, kR, kRaw };
 
   MatrixView<Packed> q;     // m x q_columns(); not of kR and kRaw
