@@ -118,7 +118,9 @@ struct LanesQr {
   int m, n;
   T a[kColumns][kRows];
   R back[kColumns];  // undoes a column's scaling
-  bool failed = false;
+  R check = R(0);    // as long as R's diagonal is finite
+  T corner = T(R(1));
+  bool failed;
 
   __device__ __forceinline__ LanesQr(Shared& shared, int m, int n)
       : mine(shared.matrices[kMatrices == 1 ? 0 : threadIdx.x / kLanes]),
@@ -136,29 +138,32 @@ struct LanesQr {
     scale_columns();
   }
 
-  // R, or with `raw` the part of it that is no zeros; stores only columns before `end`.
-  __device__ __forceinline__ void factorize(T* r, int end, bool raw) {
-    forward<0>(min(m, n), r + first, end, raw);
-    const unsigned votes = __ballot_sync(kFullWarp, failed);
+  // R; stores only columns before `end`.
+  __device__ __forceinline__ void factorize(T* r, int end) {
+    forward<0>(steps(), r + first, end);
+    if (m <= n) last_row(r + first + (m - 1) * n, end);
+    const unsigned votes = __ballot_sync(kFullWarp, !(check == R(0)));
     failed = (votes >> (threadIdx.x / kLanes * kLanes) & kAll) != 0;
   }
 
-  // So many columns of Q. More than reflections: the others are I.
+  // So many columns of Q. Where these are more than the steps, H is I in between, and the last row
+  // begins as `corner`.
   __device__ __forceinline__ void form(int columns) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) a[c][r] = T(R(0));
+      if (columns > steps() && column(c) == columns - 1) a[c][0] = corner;
     }
 #pragma unroll 1
-    for (int k = min(m, n); k < columns; ++k) {
+    for (int k = steps(); k < columns - 1; ++k) {
       T* const x = kept_column(k);
 #pragma unroll 1
       for (int r = first; r < rows_of(k / kSteps); r += kLanes) x[r] = T(R(0));
       if (first == 0) mine.heads[k] = {T(R(1)), T(R(0))};
     }
     __syncwarp();
-    backward<0>(columns);
+    backward<0>(max(steps(), columns - 1));
   }
   __device__ __forceinline__ void store(T* q, int columns) const {
     if (m == kRows && columns == kWidth) {
@@ -170,23 +175,25 @@ struct LanesQr {
 
   // The v and the taus of the raw result.
   __device__ __forceinline__ void store_raw(T* r, T* taus) const {
-    const int steps = min(m, n);
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const int k = column(c);
-      if (k >= steps) continue;
+      if (k >= min(m, n)) continue;
       const Head head = mine.heads[k];
+      taus[k] = Reflection<T>::tau(head.first, head.factor);
       const T by = Reflection<T>::inverse(head.first);
       const T* x = kept_column(k) - k;
 #pragma unroll 1
       for (int i = 1; i < m; ++i) {
         if (i > k) r[i * n + k] = product(x[i], by);
       }
-      taus[k] = Reflection<T>::tau(head.first, head.factor);
     }
   }
 
  private:
+  // Of those with something below the diagonal.
+  __device__ __forceinline__ int steps() const { return min(m - 1, n); }
+
   __device__ __forceinline__ T* kept_column(int k) const {
     const int loop = k / kSteps;
     return mine.columns + begin_of(loop) + k % kSteps * rows_of(loop);
@@ -272,7 +279,7 @@ struct LanesQr {
   template <int kLive>
   struct Column {
     static constexpr bool kHolds = kLive <= kHeld;
-    static constexpr int kChunk = kHolds ? kLive : 16;
+    static constexpr int kChunk = kHolds ? kLive : 64 / sizeof(T);
     static constexpr int kVectors = kChunk / V, kChunks = ceil_div(kLive, kChunk);
     using Chunk = Vector<T>[kVectors];
 
@@ -288,6 +295,7 @@ struct LanesQr {
     __device__ __forceinline__ void forget() {
       if (!kHolds) asm volatile("" : "+r"(begin));
     }
+    __device__ __forceinline__ T first() const { return kHolds ? held[0].v[0] : columns[begin]; }
     // Calls f(r, x_r) for r > 0, upwards or downwards.
     template <bool kDown, class F>
     __device__ __forceinline__ void for_tail(const F& f) {
@@ -324,12 +332,12 @@ struct LanesQr {
     }
   };
 
-  // sums[c] = sum of conj(x_r) a(c, r), r > 0, for columns from slot kOwn on. Partial sums do not
-  // wait for one another.
+  // sums[c] = sum of conj(x_r) a(c, r), r > 0, for columns from slot kOwn on. Two sums of one
+  // column do not wait for one another.
   template <int kOwn, int kLive, class Entry>
   static __device__ __forceinline__ void multiply(Column<kLive>& x, T (&sums)[kColumns],
                                                   const Entry& entry) {
-    constexpr int kParts = kColumns - kOwn == 1 ? 4 : 2;
+    constexpr int kParts = kColumns - kOwn == 1 ? 2 : 1;
     T parts[kColumns][kParts];
 #pragma unroll
     for (int c = kOwn; c < kColumns; ++c) {
@@ -345,22 +353,22 @@ struct LanesQr {
     });
 #pragma unroll
     for (int c = kOwn; c < kColumns; ++c) {
-      sums[c] = parts[c][0] + parts[c][1];
-      if constexpr (kParts == 4) sums[c] = sums[c] + (parts[c][2] + parts[c][3]);
+      sums[c] = parts[c][0];
+      if constexpr (kParts == 2) sums[c] = sums[c] + parts[c][1];
     }
   }
 
   template <int kLoop>
-  __device__ __forceinline__ void forward(int steps, T* r, int end, bool raw) {
+  __device__ __forceinline__ void forward(int steps, T* r, int end) {
     if constexpr (kLoop < kLoops) {
       constexpr int kFrom = kLoop * kSteps;
       const int to = min(steps, kFrom + kSteps);
 #pragma unroll 1
       for (int k = kFrom; k < to; ++k) {
-        step<kLoop>(k, r, end, raw);
+        step<kLoop>(k, r, end);
         r += n;
       }
-      if (to == kFrom + kSteps) forward<kLoop + 1>(steps, r, end, raw);
+      if (to == kFrom + kSteps) forward<kLoop + 1>(steps, r, end);
     }
   }
 
@@ -370,49 +378,41 @@ struct LanesQr {
   }
 
   template <int kLoop>
-  __device__ __forceinline__ void step(int k, T* r, int end, bool raw) {
+  __device__ __forceinline__ void step(int k, T* r, int end) {
     constexpr int kLive = rows_of(kLoop), kOwn = kLoop * kSteps / kLanes;
     const int owner = k - kOwn * kLanes;
     const bool is_owner = first == owner;
     Column<kLive> x;
     x.columns = mine.columns;
     x.begin = place<kLoop>(k);
-    T* const place_of = mine.columns + x.begin;
     if (is_owner) {
+      auto* to = reinterpret_cast<Vector<T>*>(mine.columns + x.begin);
 #pragma unroll
       for (int v = 0; v < kLive / V; ++v) {
         Vector<T> of;
 #pragma unroll
         for (int z = 0; z < V; ++z) of.v[z] = a[kOwn][v * V + z];
-        reinterpret_cast<Vector<T>*>(place_of)[v] = of;
+        to[v] = of;
       }
     }
     __syncwarp();
+    x.read();
     T w[kColumns];
-    Reflection<T> h;
-    // A real number alone is what it is. So is one with nothing below it; and if little is there,
-    // it may be too small.
-    bool is_identity = !kIsComplex<T> && k == m - 1, looked = false;
-    R back_of_step = R(1), tail = R(0);
-    while (true) {
+
+    multiply<kOwn>(x, w, [&](int c, int r) { return a[c][r]; });
+    R tail = shuffle(real(w[kOwn]), owner, kLanes);
+    T alpha = x.first();
+    auto h = Reflection<T>::of(alpha, tail);
+    if (__any_sync(kFullWarp, !(tail >= kSmallestSquares<R>))) {
+      const bool small = add_square(tail, alpha) < kSmallestSquares<R>;
+      const auto look = look_closer<kLanes>(mine.columns + x.begin, m - k, small);
+      x.forget();
       x.read();
       multiply<kOwn>(x, w, [&](int c, int r) { return a[c][r]; });
-      const R sum = shuffle(real(w[kOwn]), owner, kLanes);
-      tail = back_of_step == R(1) ? sum : tail;
-      const T alpha = place_of[0];
-      h = Reflection<T>::of(alpha, tail);
-      const bool unsure = !(tail >= kSmallestSquares<R>) && !is_identity;
-      if (!looked && __any_sync(kFullWarp, unsure)) {
-        looked = true;
-        const bool small = unsure && add_square(tail, alpha) < kSmallestSquares<R>;
-        const CloserLook<R> look = look_closer<kLanes>(place_of, m - k, small);
-        is_identity |= look.is_identity;
-        back_of_step = inverse_power(look.by);
-        tail = look.tail;
-        if (__any_sync(kFullWarp, back_of_step != R(1))) continue;
-      }
-      if (is_identity) h = Reflection<T>::identity(alpha);
-      break;
+      tail = look.by == R(1) ? tail : look.tail;
+      alpha = x.first();
+      h = look.is_identity ? Reflection<T>::identity(alpha) : Reflection<T>::of(alpha, tail);
+      h.beta *= inverse_power(look.by);
     }
     x.forget();
     if (kKeeps && is_owner) mine.heads[k] = {h.first, h.factor};
@@ -423,13 +423,11 @@ struct LanesQr {
       if (c >= kOwn) {
         w[c] = product(h.factor, add_conj_mul(w[c], h.first, a[c][0]));
         value = sub_mul(a[c][0], w[c], h.first);
-        if (c == kOwn && is_owner) value = T(h.beta * back_of_step);
+        if (c == kOwn) value = first < owner ? T(R(0)) : is_owner ? T(h.beta) : value;
         value = scale(value, back[c]);
-        if (c == kOwn && is_owner) failed |= !is_finite(real(value));
-        if (c == kOwn && first < owner) value = T(R(0));
+        if (c == kOwn && is_owner) check = multiply_add(real(value), R(0), check);
       }
-      const bool wanted = c > kOwn || !raw || (c == kOwn && first >= owner);
-      if (wanted && column(c) < end) r[kLanes * c] = value;
+      if (column(c) < end) r[kLanes * c] = value;
     }
     x.template for_tail<false>([&](int r, T of) {
 #pragma unroll
@@ -437,6 +435,41 @@ struct LanesQr {
     });
 #pragma unroll
     for (int c = kOwn; c < kColumns; ++c) a[c][kLive - 1] = T(R(0));
+  }
+
+  // Row m - 1: nothing is below it, and a real alpha stays what it is.
+  __device__ __forceinline__ void last_row(T* r, int end) {
+    const int k = m - 1;
+    T alpha = T(R(0));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const T of = shuffle(a[c][0], k % kLanes, kLanes);
+      if (k / kLanes == c) alpha = of;
+    }
+    auto h = Reflection<T>::identity(alpha);
+    if constexpr (kIsComplex<T>) {
+      if (alpha.im != R(0)) {
+        ColumnSize<R> size;
+        size.take(alpha);
+        const R by = add_square(R(0), alpha) >= kSmallestSquares<R> ? R(1) : size.factor();
+        h = Reflection<T>::of(scale(alpha, by), R(0));
+        h.beta *= inverse_power(by);
+        corner = corner - Reflection<T>::tau(h.first, h.factor);
+      }
+    }
+    if (kKeeps && first == 0) mine.heads[k] = {h.first, h.factor};
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const T w = product(h.factor, product(conj(h.first), a[c][0]));
+      T value = column(c) > k ? sub_mul(a[c][0], w, h.first) : T(R(0));
+      if (column(c) == k) {
+        value = T(h.beta * back[c]);
+        check = multiply_add(real(value), R(0), check);
+      } else {
+        value = scale(value, back[c]);
+      }
+      if (column(c) < end) r[kLanes * c] = value;
+    }
   }
 
   template <int kLoop>
@@ -490,29 +523,29 @@ __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProble
   // Lanes beyond the batch repeat its last matrix, and store nothing.
   const bool inside = at < p.batch;
   const int64_t index = inside ? at : p.batch - 1;
-  const int m = p.m, n = p.n, steps = min(m, n);
+  const int m = p.m, n = p.n, least = min(m, n);
   const bool raw = kKeeps && p.mode == QrProblem::kRaw;
   Qr f(shared, m, n);
   f.load(matrix_at<const T>(p.a, index, m, n));
-  const int r_rows = p.mode == QrProblem::kReduced || p.mode == QrProblem::kR ? steps : m;
+  const int r_rows = p.mode == QrProblem::kReduced || p.mode == QrProblem::kR ? least : m;
   T* const r = p.r.at<T>(index, r_rows, n);
-  f.factorize(r, inside ? n : 0, raw);
+  f.factorize(r, inside ? n : 0);
   if (!raw) {
 #pragma unroll 1
-    for (int i = steps; i < r_rows; ++i) {
+    for (int i = least; i < r_rows; ++i) {
 #pragma unroll 1
       for (int j = f.first; inside && j < n; j += kLanes) r[i * n + j] = T(Real<T>(0));
     }
   }
-  __syncwarp();  // what steps wrote to shared memory, and to a row that fails
+  __syncwarp();  // what the steps wrote to shared memory, and to a row that fails
   if constexpr (kKeeps) {
     if (raw) {
-      T* const taus = p.taus.at<T>(index, steps);
+      T* const taus = p.taus.at<T>(index, least);
       if (inside) f.store_raw(r, taus);
       __syncwarp();
-      if (f.failed && inside) fill_failed<kLanes>(taus, 1, steps, false);
+      if (f.failed && inside) fill_failed<kLanes>(taus, 1, least, false);
     } else {
-      const int columns = p.mode == QrProblem::kComplete ? m : steps;
+      const int columns = p.mode == QrProblem::kComplete ? m : least;
       T* const q = p.q.at<T>(index, m, columns);
       f.form(columns);
       if (inside && !f.failed) f.store(q, columns);

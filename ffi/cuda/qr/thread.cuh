@@ -24,11 +24,22 @@ struct ThreadQr {
       ColumnSize<R> size;
 #pragma unroll
       for (int i = 0; i < kN; ++i) size.take(a[i][j]);
-      if (!size.is_usual()) {
-        is_usual = false;
-        const R by = size.factor();
+      is_usual &= size.is_usual();
+    }
+    if (is_usual) return;
+    // Rare: columns go round, so that it is little code.
+#pragma unroll 1
+    for (int column = 0; column < kN; ++column) {
+      ColumnSize<R> size;
 #pragma unroll
-        for (int i = 0; i < kN; ++i) a[i][j] = scale_nonzero(a[i][j], by);
+      for (int i = 0; i < kN; ++i) size.take(a[i][0]);
+      const R by = size.is_usual() ? R(1) : size.factor();
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        const T scaled = scale_nonzero(a[i][0], by);
+#pragma unroll
+        for (int j = 1; j < kN; ++j) a[i][j - 1] = a[i][j];
+        a[i][kN - 1] = scaled;
       }
     }
   }
@@ -116,17 +127,38 @@ struct ThreadQr {
   }
 };
 
+// NaN in what a thread's matrix has of `count` numbers, but for zeros below the diagonal of a
+// triangle of kN columns.
+template <int kN, class T>
+__device__ __noinline__ void fill_failed_thread(T* to, int count, bool is_triangle) {
+#pragma unroll 1
+  for (int e = 0; e < count; ++e) {
+    to[e] = is_triangle && e / kN > e % kN ? T(Real<T>(0)) : quiet_nan<T>();
+  }
+}
+
+// Warps of a block: a warp of the smallest matrices has less to do than a block takes to start.
+template <class T, int kN>
+inline constexpr int kQrThreadWarps = sizeof(T) * kN * kN < 32 ? 8 : 1;
+
+// What a warp has of shared memory.
+template <class T, int kN>
+inline constexpr int kQrStageElements =
+    MatrixStage<T, kN>::kElements > RecordStage<T, kN>::kElements ? MatrixStage<T, kN>::kElements
+                                                                  : RecordStage<T, kN>::kElements;
+
 // One thread per matrix of exactly kN rows and columns; a warp moves its 32 matrices together.
 template <class T, int kN>
-__global__ void __launch_bounds__(32) qr_thread_kernel(const QrProblem p) {
+__global__ void __launch_bounds__(32 * kQrThreadWarps<T, kN>) qr_thread_kernel(const QrProblem p) {
   using Stage = MatrixStage<T, kN>;
   using Taus = RecordStage<T, kN>;
   using R = Real<T>;
-  const int lane = threadIdx.x;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * 32;
-  if (skips(p, first, 32)) return;
+  constexpr int kWarps = kQrThreadWarps<T, kN>;
+  const int lane = threadIdx.x % 32, warp = kWarps == 1 ? 0 : threadIdx.x / 32;
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * kWarps + warp) * 32;
+  if (first >= p.batch || skips(p, first, 32)) return;
   const int records = static_cast<int>(min(int64_t{32}, p.batch - first));
-  T* const stage = reinterpret_cast<T*>(dynamic_shared);
+  T* const stage = reinterpret_cast<T*>(dynamic_shared) + warp * kQrStageElements<T, kN>;
   T* const own = stage + lane * Stage::kStride;
   if (p.a.contiguous()) {
     Stage::load(stage, p.a.as<const T>() + first * (kN * kN), records, lane);
@@ -159,34 +191,43 @@ __global__ void __launch_bounds__(32) qr_thread_kernel(const QrProblem p) {
   T by[kN];
 #pragma unroll
   for (int j = 0; j < kN; ++j) by[j] = raw ? Reflection<T>::inverse(f.first[j]) : T(R(0));
-  const auto value = [&](bool wanted, T a) { return f.failed && wanted ? quiet_nan<T>() : a; };
   Stage::write(own, [&](int i, int j) {
-    return j >= i ? value(true, scale(f.a[i][j], back[j]))
-                  : value(raw, raw ? product(f.a[i][j], by[j]) : T(R(0)));
+    return j >= i ? scale(f.a[i][j], back[j]) : raw ? product(f.a[i][j], by[j]) : T(R(0));
   });
   __syncwarp();
-  Stage::store(p.r.at<T>(first, kN * kN), stage, records, lane);
+  T* const r = p.r.at<T>(first, kN * kN);
+  Stage::store(r, stage, records, lane);
+  T* more = nullptr;  // Q or the taus
+  int count = 0;      // of a matrix
   if (p.mode == QrProblem::kReduced || p.mode == QrProblem::kComplete) {
     f.form();
     __syncwarp();
-    Stage::write(own, [&](int i, int j) { return value(true, f.a[i][j]); });
+    Stage::write(own, [&](int i, int j) { return f.a[i][j]; });
     __syncwarp();
-    Stage::store(p.q.at<T>(first, kN * kN), stage, records, lane);
+    more = p.q.at<T>(first, kN * kN);
+    count = kN * kN;
+    Stage::store(more, stage, records, lane);
   } else if (raw) {
     __syncwarp();
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
-      stage[lane * Taus::kStride + k] = value(true, Reflection<T>::tau(f.first[k], f.factor[k]));
+      stage[lane * Taus::kStride + k] = Reflection<T>::tau(f.first[k], f.factor[k]);
     }
     __syncwarp();
-    Taus::store(p.taus.at<T>(first, kN), stage, records, lane);
+    more = p.taus.at<T>(first, kN);
+    count = kN;
+    Taus::store(more, stage, records, lane);
+  }
+  __syncwarp();
+  if (f.failed && lane < records) {
+    fill_failed_thread<kN>(r + lane * (kN * kN), kN * kN, !raw);
+    fill_failed_thread<kN>(more + lane * count, count, false);
   }
 }
 
 template <class T, int kN>
 constexpr size_t qr_thread_bytes() {
-  constexpr int kMatrices = MatrixStage<T, kN>::kElements, kTaus = RecordStage<T, kN>::kElements;
-  return (kMatrices > kTaus ? kMatrices : kTaus) * sizeof(T);
+  return kQrThreadWarps<T, kN> * kQrStageElements<T, kN> * sizeof(T);
 }
 
 }  // namespace jax_batched::cuda
