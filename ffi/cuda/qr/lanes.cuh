@@ -27,8 +27,9 @@ struct CloserLook {
   R tail;            // then: the sum of the squares below the first number
 };
 template <int kLanes, class T>
-__device__ __noinline__ CloserLook<Real<T>> look_closer(T* x, int rows, bool small) {
+__device__ __noinline__ CloserLook<Real<T>> look_closer(unsigned shared_x, int rows, bool small) {
   using R = Real<T>;
+  T* const x = static_cast<T*>(__cvta_shared_to_generic(shared_x));
   const int first = threadIdx.x % kLanes;
   int nonzero = 0;
   R largest = R(0);
@@ -77,6 +78,12 @@ __device__ __noinline__ void fill_failed(T* to, int rows, int columns, bool is_t
   }
 }
 
+template <int kLanes, class T>
+__device__ __noinline__ void fill_zeros(T* to, int count) {
+#pragma unroll 1
+  for (int e = threadIdx.x % kLanes; e < count; e += kLanes) to[e] = T(Real<T>(0));
+}
+
 // kColumns: of a lane; lane l has columns l, l + kLanes, ... kRows: of the matrix, at most. x is
 // read once a step where no more than kHeld rows are left, else twice in parts. kKeeps: the u are
 // kept, for Q or the raw result.
@@ -102,6 +109,7 @@ struct LanesQr {
   struct Work {
     alignas(16) T columns[kKeeps ? begin_of(kLoops) : 2 * kRows];
     Head heads[kKeeps ? kReflections : 1];
+    R back[kWidth];  // undoes a column's scaling, if some column of the warp is scaled
   };
   // What a warp's matrices read at the same time lies in different banks.
   struct Matrix : Work {
@@ -113,17 +121,19 @@ struct LanesQr {
     Matrix matrices[kMatrices];
   };
 
+  Shared& all;
   Matrix& mine;  // of this lane
   int first;     // column of the matrix
   int m, n;
   T a[kColumns][kRows];
-  R back[kColumns];  // undoes a column's scaling
-  R check = R(0);    // as long as R's diagonal is finite
+  bool is_scaled = false;
+  R check = R(0);  // as long as R's diagonal is finite
   T corner = T(R(1));
   bool failed;
 
   __device__ __forceinline__ LanesQr(Shared& shared, int m, int n)
-      : mine(shared.matrices[kMatrices == 1 ? 0 : threadIdx.x / kLanes]),
+      : all(shared),
+        mine(shared.matrices[kMatrices == 1 ? 0 : threadIdx.x / kLanes]),
         first(threadIdx.x % kLanes),
         m(m),
         n(n) {}
@@ -191,6 +201,14 @@ struct LanesQr {
   }
 
  private:
+  // Of number `at` of this lane's columns, from what takes no register meanwhile.
+  __device__ __forceinline__ unsigned address(int at) const {
+    static_assert(offsetof(Work, columns) == 0);
+    const unsigned matrix = kMatrices == 1 ? 0 : threadIdx.x / kLanes;
+    return static_cast<unsigned>(__cvta_generic_to_shared(&all)) +
+           static_cast<unsigned>(matrix * sizeof(Matrix) + at * sizeof(T));
+  }
+
   // Of those with something below the diagonal.
   __device__ __forceinline__ int steps() const { return min(m - 1, n); }
 
@@ -249,15 +267,15 @@ struct LanesQr {
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) sizes[c].take(a[c][r]);
-      back[c] = R(1);
       usual &= sizes[c].is_usual();
     }
-    if (__all_sync(kFullWarp, usual)) return;
+    is_scaled = !__all_sync(kFullWarp, usual);
+    if (!is_scaled) return;
     R by[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       by[c] = sizes[c].is_usual() ? R(1) : sizes[c].factor();
-      back[c] = inverse_power(by[c]);
+      mine.back[column(c)] = inverse_power(by[c]);
     }
     // Rare: rows go round, so that it is little code.
 #pragma unroll 1
@@ -279,7 +297,7 @@ struct LanesQr {
   template <int kLive>
   struct Column {
     static constexpr bool kHolds = kLive <= kHeld;
-    static constexpr int kChunk = kHolds ? kLive : 64 / sizeof(T);
+    static constexpr int kChunk = kHolds ? kLive : kColumns > 2 || sizeof(R) == 8 ? V : 2 * V;
     static constexpr int kVectors = kChunk / V, kChunks = ceil_div(kLive, kChunk);
     using Chunk = Vector<T>[kVectors];
 
@@ -405,7 +423,7 @@ struct LanesQr {
     auto h = Reflection<T>::of(alpha, tail);
     if (__any_sync(kFullWarp, !(tail >= kSmallestSquares<R>))) {
       const bool small = add_square(tail, alpha) < kSmallestSquares<R>;
-      const auto look = look_closer<kLanes>(mine.columns + x.begin, m - k, small);
+      const auto look = look_closer<kLanes, T>(address(x.begin), m - k, small);
       x.forget();
       x.read();
       multiply<kOwn>(x, w, [&](int c, int r) { return a[c][r]; });
@@ -417,17 +435,20 @@ struct LanesQr {
     x.forget();
     if (kKeeps && is_owner) mine.heads[k] = {h.first, h.factor};
 
+    T row[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      T value = T(R(0));
-      if (c >= kOwn) {
-        w[c] = product(h.factor, add_conj_mul(w[c], h.first, a[c][0]));
-        value = sub_mul(a[c][0], w[c], h.first);
-        if (c == kOwn) value = first < owner ? T(R(0)) : is_owner ? T(h.beta) : value;
-        value = scale(value, back[c]);
-        if (c == kOwn && is_owner) check = multiply_add(real(value), R(0), check);
-      }
-      if (column(c) < end) r[kLanes * c] = value;
+      row[c] = T(R(0));
+      if (c < kOwn) continue;
+      w[c] = product(h.factor, add_conj_mul(w[c], h.first, a[c][0]));
+      row[c] = sub_mul(a[c][0], w[c], h.first);
+      if (c == kOwn) row[c] = first < owner ? T(R(0)) : is_owner ? T(h.beta) : row[c];
+    }
+    scale_row(row);
+    if (is_owner) check = multiply_add(real(row[kOwn]), R(0), check);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (column(c) < end) r[kLanes * c] = row[c];
     }
     x.template for_tail<false>([&](int r, T of) {
 #pragma unroll
@@ -458,18 +479,26 @@ struct LanesQr {
       }
     }
     if (kKeeps && first == 0) mine.heads[k] = {h.first, h.factor};
+    T row[kColumns];
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
       const T w = product(h.factor, product(conj(h.first), a[c][0]));
-      T value = column(c) > k ? sub_mul(a[c][0], w, h.first) : T(R(0));
-      if (column(c) == k) {
-        value = T(h.beta * back[c]);
-        check = multiply_add(real(value), R(0), check);
-      } else {
-        value = scale(value, back[c]);
-      }
-      if (column(c) < end) r[kLanes * c] = value;
+      row[c] = sub_mul(a[c][0], w, h.first);
+      row[c] = column(c) < k ? T(R(0)) : column(c) == k ? T(h.beta) : row[c];
     }
+    scale_row(row);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (column(c) == k) check = multiply_add(real(row[c]), R(0), check);
+      if (column(c) < end) r[kLanes * c] = row[c];
+    }
+  }
+
+  // A row of R as it is of unscaled columns.
+  __device__ __forceinline__ void scale_row(T (&row)[kColumns]) const {
+    if (!is_scaled) return;
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) row[c] = scale(row[c], mine.back[column(c)]);
   }
 
   template <int kLoop>
@@ -512,47 +541,64 @@ struct LanesQr {
   }
 };
 
+// The matrix of a lane. It is found out anew wherever it is asked for: in between, registers are
+// for other things. Lanes beyond the batch repeat its last matrix, and store nothing.
+template <int kLanes>
+struct QrLanesMatrix {
+  int64_t index;
+  bool inside;
+  int m, n, least, r_rows;
+
+  explicit __device__ __forceinline__ QrLanesMatrix(const QrProblem& p) : m(p.m), n(p.n) {
+    unsigned block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    asm volatile("" : "+r"(m), "+r"(n));
+    least = min(m, n);
+    r_rows = p.mode == QrProblem::kReduced || p.mode == QrProblem::kR ? least : m;
+    const int64_t at = block * int64_t{32 / kLanes} + threadIdx.x / kLanes;
+    inside = at < p.batch;
+    index = inside ? at : p.batch - 1;
+  }
+};
+
 template <class T, int kLanes, int kColumns, int kRows, int kSteps, int kHeld, bool kKeeps,
           int kMinBlocks>
 __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProblem p) {
   using Qr = LanesQr<T, kLanes, kColumns, kRows, kSteps, kHeld, kKeeps>;
+  using Place = QrLanesMatrix<kLanes>;
   constexpr int kMatrices = 32 / kLanes;
   __shared__ typename Qr::Shared shared;
-  const int64_t begin = blockIdx.x * int64_t{kMatrices}, at = begin + threadIdx.x / kLanes;
-  if (skips(p, begin, kMatrices)) return;
-  // Lanes beyond the batch repeat its last matrix, and store nothing.
-  const bool inside = at < p.batch;
-  const int64_t index = inside ? at : p.batch - 1;
-  const int m = p.m, n = p.n, least = min(m, n);
+  if (skips(p, blockIdx.x * int64_t{kMatrices}, kMatrices)) return;
   const bool raw = kKeeps && p.mode == QrProblem::kRaw;
-  Qr f(shared, m, n);
-  f.load(matrix_at<const T>(p.a, index, m, n));
-  const int r_rows = p.mode == QrProblem::kReduced || p.mode == QrProblem::kR ? least : m;
-  T* const r = p.r.at<T>(index, r_rows, n);
-  f.factorize(r, inside ? n : 0);
-  if (!raw) {
-#pragma unroll 1
-    for (int i = least; i < r_rows; ++i) {
-#pragma unroll 1
-      for (int j = f.first; inside && j < n; j += kLanes) r[i * n + j] = T(Real<T>(0));
-    }
+  Qr f(shared, p.m, p.n);
+  f.load(matrix_at<const T>(p.a, Place(p).index, p.m, p.n));
+  {
+    const Place at(p);
+    f.factorize(p.r.at<T>(at.index, at.r_rows, at.n), at.inside ? at.n : 0);
   }
   __syncwarp();  // what the steps wrote to shared memory, and to a row that fails
   if constexpr (kKeeps) {
     if (raw) {
-      T* const taus = p.taus.at<T>(index, least);
-      if (inside) f.store_raw(r, taus);
+      const Place at(p);
+      T* const taus = p.taus.at<T>(at.index, at.least);
+      if (at.inside) f.store_raw(p.r.at<T>(at.index, at.r_rows, at.n), taus);
       __syncwarp();
-      if (f.failed && inside) fill_failed<kLanes>(taus, 1, least, false);
+      if (f.failed && at.inside) fill_failed<kLanes>(taus, 1, at.least, false);
     } else {
-      const int columns = p.mode == QrProblem::kComplete ? m : least;
-      T* const q = p.q.at<T>(index, m, columns);
-      f.form(columns);
-      if (inside && !f.failed) f.store(q, columns);
-      if (inside && f.failed) fill_failed<kLanes>(q, m, columns, false);
+      f.form(p.mode == QrProblem::kComplete ? p.m : min(p.m, p.n));
+      const Place at(p);
+      const int columns = p.mode == QrProblem::kComplete ? at.m : at.least;
+      T* const q = p.q.at<T>(at.index, at.m, columns);
+      if (at.inside && !f.failed) f.store(q, columns);
+      if (at.inside && f.failed) fill_failed<kLanes>(q, at.m, columns, false);
     }
   }
-  if (inside && f.failed) fill_failed<kLanes>(r, r_rows, n, !raw);
+  const Place at(p);
+  const bool zeros = !raw && at.least < at.r_rows;
+  if (!at.inside || (!zeros && !f.failed)) return;
+  T* const r = p.r.at<T>(at.index, at.r_rows, at.n);
+  if (zeros) fill_zeros<kLanes>(r + at.least * at.n, (at.r_rows - at.least) * at.n);
+  if (f.failed) fill_failed<kLanes>(r, at.r_rows, at.n, !raw);
 }
 
 // Whether a shape serves a problem.
