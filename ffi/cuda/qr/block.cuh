@@ -44,7 +44,11 @@ struct BlockQr {
   static constexpr int kLaneSums = kSums / kRowLanes;         // of them, in the end
   static constexpr int kStride = kWidth + V;                  // of rows of V and T
   static constexpr int kTile = 4;                             // rows of Y of a thread
-  static constexpr int kSmallestExponent = sizeof(R) == 4 ? -126 : -1022;
+  static constexpr int kExponentBias = sizeof(R) == 4 ? 127 : 1023;
+  static constexpr int kSmallestExponent = 1 - kExponentBias;
+  // A column of which too little is left is multiplied by 2^kRaise, so many times at most: then
+  // nothing but zero is below kSmallestSquares.
+  static constexpr int kRaise = sizeof(R) == 4 ? 40 : 500, kMostRaises = sizeof(R) == 4 ? 3 : 2;
   static_assert(kRowLanes <= kSums && kWidth % kPass == 0 && kColumns % V == 0);
 
   struct Fixed {
@@ -62,7 +66,7 @@ struct BlockQr {
   T* const ts;  // T of each panel
   const int thread, warp, lane, group, row_lane;
   T a[kSlots][kColumns];
-  int exponents[kColumns];  // by which columns are scaled
+  int exponents[kColumns];  // columns are multiplied by these powers of two on the way out
   bool finite = true;
   int turn = 0;  // of the two buffers of sums
 
@@ -202,8 +206,8 @@ struct BlockQr {
       R most = R(0);
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) most = fmax(most, fixed.largest[w][column(j)]);
-      exponents[j] = column_exponent(most);
-      const R by = power_of_two<R>(-exponents[j]);
+      exponents[j] = min(max(exponent(most), kSmallestExponent), -kSmallestExponent);
+      const R by = power(-exponents[j]);
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) a[s][j] = scale(a[s][j], by);
     }
@@ -263,14 +267,14 @@ struct BlockQr {
         const int k = first + g;
         if (k >= steps) break;
         const auto h = step(begin + k, k, g, columns);
-        finite = finite && h.finite;
+        finite = finite && is_finite(h.beta);
         if (group == g) {
-          inverse[0] = h.inverse;
-          beta[0] = h.beta;
+          inverse[0] = Reflection<T>::inverse(h.first);
+          beta[0] = T(h.beta);
         }
         if (thread == 0) {
-          fixed.inverses[k] = h.inverse;
-          fixed.taus[k] = h.tau;
+          fixed.inverses[k] = Reflection<T>::inverse(h.first);
+          fixed.taus[k] = Reflection<T>::tau(h.first, h.factor);
         }
       }
 #pragma unroll
@@ -286,7 +290,7 @@ struct BlockQr {
       const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
       const int e = max(exponents[j], kSmallestExponent);
       is_raised = is_raised || e != exponents[j];
-      const T by = T(power_of_two<R>(e));
+      const T by = T(power(e));
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const T r = row(s) == pivot ? beta[j] : a[s][j];
@@ -297,7 +301,7 @@ struct BlockQr {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
         const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
-        const R by = power_of_two<R>(min(exponents[j] - kSmallestExponent, 0));
+        const R by = power(min(exponents[j] - kSmallestExponent, 0));
 #pragma unroll
         for (int s = 0; s < kSlots; ++s) {
           if (row(s) <= pivot) a[s][j] = scale(a[s][j], by);
@@ -387,7 +391,30 @@ struct BlockQr {
     for (int z = 0; z < V; ++z) of.v[z] = from[c + z];
     return of;
   }
-  static __device__ __forceinline__ T product(T a, T b) { return add_mul(T(R(0)), a, b); }
+  // 2^e, a normal number; and the exponent of another number that is not negative.
+  static __device__ __forceinline__ R power(int e) {
+    return power_of_two(R(0), e + kExponentBias);
+  }
+  static __device__ __forceinline__ int exponent(float a) {
+    return (__float_as_int(a) >> 23) - kExponentBias;
+  }
+  static __device__ __forceinline__ int exponent(double a) {
+    return (__double2hiint(a) >> 20) - kExponentBias;
+  }
+  static __device__ __forceinline__ R largest_part(T a) {
+    if constexpr (kIsComplex<T>) {
+      return fmax(absolute(a.re), absolute(a.im));
+    } else {
+      return absolute(a);
+    }
+  }
+  static __device__ __forceinline__ bool is_real(T a) {
+    if constexpr (kIsComplex<T>) {
+      return a.im == R(0);
+    } else {
+      return true;
+    }
+  }
 
   template <class N>
   static __device__ __forceinline__ void go_round(N (&of)[kColumns]) {
@@ -448,24 +475,25 @@ struct BlockQr {
       const T alpha = top[own];
       bool has_tail = true;
       // Votes of lanes that agree tell the compiler that they do.
-      if (__any_sync(kFullWarp, !(tail >= SquareRange<R>::kSmallest))) {
+      if (__any_sync(kFullWarp, !(tail >= kSmallestSquares<R>))) {
         R sum = R(0);
         for_slots(pivot, [&](int s) { sum += magnitude(x[s]); });
         has_tail = pivot + 1 < m && any(sum != R(0));
-        const bool is_small = tail + square(alpha) < SquareRange<R>::kSmallest;
+        const bool is_small = add_square(tail, alpha) < kSmallestSquares<R>;
         if (__any_sync(kFullWarp, is_small && (has_tail || !is_real(alpha))) &&
-            raises < SquareRange<R>::kMostRaises) {
+            raises < kMostRaises) {
           if (group == g) {
 #pragma unroll
             for (int s = 0; s < kSlots; ++s) {
-              a[s][0] = scale(a[s][0], power_of_two<R>(SquareRange<R>::kRaise));
+              a[s][0] = scale(a[s][0], power(kRaise));
             }
-            exponents[0] -= SquareRange<R>::kRaise;
+            exponents[0] -= kRaise;
           }
           continue;
         }
       }
-      h = Reflection<T>::of(alpha, tail, has_tail);
+      const bool is_identity = !has_tail && is_real(alpha);
+      h = is_identity ? Reflection<T>::identity(alpha) : Reflection<T>::of(alpha, tail);
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         sums[c] = tails[0][group * kColumns + c];
@@ -480,7 +508,7 @@ struct BlockQr {
       sums[c] = add_conj_mul(sums[c], h.first, tops[c]);
       if (warp == 0 && row_lane == 0 && columns[c] < k) fixed.y[columns[c]][k] = conj(sums[c]);
       if (columns[c] <= k) sums[c] = T(R(0));
-      sums[c] = product(h.phi, sums[c]);
+      sums[c] = product(h.factor, sums[c]);
     }
     const auto subtract = [&](int s, T u) {
 #pragma unroll

@@ -1,127 +1,171 @@
-// One Householder reflection: H^H (alpha, x) = (beta, 0) with beta = -sign(re alpha) ||(alpha,
-// x)||, as LAPACK's larfg. With u = (alpha - beta, x),
-//   H^H = I - phi u u^H,  phi = -1 / (beta (alpha - beta)),
-// and of v = u / (alpha - beta) H = I - tau v v^H,  tau = (beta - alpha) / beta.
-// H is I, and beta is alpha, if x and the imaginary part of alpha are zero.
+// Householder reflections as kernels apply them: H^H = I - phi u u^H with u = x - beta e_0 takes a
+// column x, whose first number is alpha, to beta e_0, where
+//   beta = -sign(re alpha) ||x||,  phi = 1 / (beta (beta - alpha)).
+// u is x save for u_0, so that nothing is divided before the results are written. LAPACK's v and
+// tau are u / u_0 and conj(phi) |u_0|^2.
 //
-// The largest entry of each column is brought to [1, 2) by a power of two: that changes no
-// reflection, R's column by the same power, and sums of squares do not overflow.
+// Columns of unusual size are scaled by powers of two before the first step. That leaves Q as it
+// is, and R's column gets its size back on the way out. So squares cannot overflow, and they only
+// get small where little is left of a column: there a kernel looks closer.
 #pragma once
 
+#include <cstdint>
+
 #include "ffi/cuda/device/math.cuh"
+#include "ffi/cuda/lu/pivot.cuh"
 
 namespace jax_batched::cuda {
 
-// Sums of squares from kSmallest on lose nothing of what they need of small terms. A column below
-// is multiplied by 2^kRaise, at most kMostRaises times: then nothing but zero is below.
-template <class R>
-struct SquareRange;
-template <>
-struct SquareRange<float> {
-  static constexpr float kSmallest = 0x1p-60f;
-  static constexpr int kRaise = 40, kMostRaises = 3;
-};
-template <>
-struct SquareRange<double> {
-  static constexpr double kSmallest = 0x1p-500;
-  static constexpr int kRaise = 500, kMostRaises = 2;
-};
+__device__ __forceinline__ float power_of_two(float, int biased) {
+  return __int_as_float(biased << 23);
+}
+__device__ __forceinline__ double power_of_two(double, int biased) {
+  return __hiloint2double(biased << 20, 0);
+}
+// 1 / p of a power of two from 2^-126 (2^-1022) to 2^126 (2^1022).
+__device__ __forceinline__ float inverse_power(float p) {
+  return __int_as_float(0x7f000000 - __float_as_int(p));
+}
+__device__ __forceinline__ double inverse_power(double p) {
+  return __hiloint2double(0x7fe00000 - __double2hiint(p), 0);
+}
 
-// 2^e for a normal result.
+// The largest number of a column, as far as a power of two to scale it by depends on it.
 template <class R>
-__device__ __forceinline__ R power_of_two(int e) {
-  if constexpr (sizeof(R) == 4) {
-    return __int_as_float((e + 127) << 23);
-  } else {
-    return __hiloint2double((e + 1023) << 20, 0);
+class ColumnSize;
+template <>
+class ColumnSize<float> {
+ public:
+  __device__ __forceinline__ void take(float a) { largest_ = fmaxf(largest_, fabsf(a)); }
+  __device__ __forceinline__ void take(Complex<float> a) {
+    take(a.re);
+    take(a.im);
   }
+  __device__ __forceinline__ bool is_usual() const {
+    return (largest_ >= 0x1p-20f && largest_ <= 0x1p20f) || largest_ == 0;
+  }
+  // Brings the largest number to [1, 2), as far as this and its inverse are normal numbers.
+  __device__ __forceinline__ float factor() const {
+    return power_of_two(0.0f, min(max(254 - (__float_as_int(largest_) >> 23), 1), 253));
+  }
+
+ private:
+  float largest_ = 0;
+};
+template <>
+class ColumnSize<double> {  // comparisons of integers, which are the faster ones
+ public:
+  __device__ __forceinline__ void take(double a) {
+    largest_ = max(largest_, __double2hiint(a) & 0x7fffffff);
+    low_ |= __double2loint(a);
+  }
+  __device__ __forceinline__ void take(Complex<double> a) {
+    take(a.re);
+    take(a.im);
+  }
+  __device__ __forceinline__ bool is_usual() const {
+    return (largest_ >= kOne - (20 << 20) && largest_ < kOne + (20 << 20)) ||
+           (largest_ == 0 && low_ == 0);
+  }
+  __device__ __forceinline__ double factor() const {
+    return power_of_two(0.0, min(max(2046 - (largest_ >> 20), 1), 2045));
+  }
+
+ private:
+  static constexpr int kOne = 0x3ff00000;
+  int largest_ = 0;
+  int low_ = 0;  // of all numbers, so that the largest one is zero only if all are
+};
+
+// a * by, which is not zero unless a is: whether there is something to eliminate does not change.
+__device__ __forceinline__ float scale_nonzero(float a, float by) {
+  const float b = a * by;
+  return b == 0 && a != 0 ? copysignf(0x1p-149f, a) : b;
 }
-// a 2^e for any e between twice the exponents of normal numbers.
+__device__ __forceinline__ double scale_nonzero(double a, double by) {
+  const double b = a * by;
+  return b == 0 && a != 0 ? copysign(0x1p-1074, a) : b;
+}
+template <class R>
+__device__ __forceinline__ Complex<R> scale_nonzero(Complex<R> a, R by) {
+  return {scale_nonzero(a.re, by), scale_nonzero(a.im, by)};
+}
+
 template <class T>
-__device__ __forceinline__ T times_power_of_two(T a, int e) {
-  using R = Real<T>;
-  return scale(scale(a, power_of_two<R>(e >> 1)), power_of_two<R>(e - (e >> 1)));
-}
-
-// The exponent of a column by its largest entry: 2^e and 2^-e are normal numbers.
-__device__ __forceinline__ int column_exponent(float largest) {
-  return max(min((__float_as_int(largest) >> 23) - 127, 126), -126);
-}
-__device__ __forceinline__ int column_exponent(double largest) {
-  return max(min((__double2hiint(largest) >> 20) - 1023, 1022), -1022);
-}
-
-template <class R>
-__device__ __forceinline__ R largest_part(R a) {
-  return absolute(a);
-}
-template <class R>
-__device__ __forceinline__ R largest_part(Complex<R> a) {
-  return fmax(absolute(a.re), absolute(a.im));
-}
-
-__device__ __forceinline__ float square(float a) { return a * a; }
-__device__ __forceinline__ double square(double a) { return a * a; }
-template <class R>
-__device__ __forceinline__ R square(Complex<R> a) {
-  return fma(a.re, a.re, a.im * a.im);
-}
-
-// 1 / d, to an ulp, of a normal d whose reciprocal is normal.
-__device__ __forceinline__ float reciprocal_in_range(float d) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
-  return fmaf(y, fmaf(-d, y, 1.0f), y);
-}
-__device__ __forceinline__ double reciprocal_in_range(double d) {
-  double y;
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(d));
-  const double e = fma(-d, y, 1.0);
-  y = fma(y, fma(e, e, e), y);
-  return fma(y, fma(-d, y, 1.0), y);
-}
-template <class R>
-__device__ __forceinline__ Complex<R> reciprocal_in_range(Complex<R> d) {
-  const R by = reciprocal_in_range(square(d));
-  return {d.re * by, -d.im * by};
-}
-
-template <class T>
-__device__ __forceinline__ bool is_real(T a) {
+__device__ __forceinline__ T product(T a, T b) {
   if constexpr (kIsComplex<T>) {
-    return a.im == 0;
+    return {sub_mul(a.re * b.re, a.im, b.im), sub_mul(a.re * b.im, -a.im, b.re)};
   } else {
-    return true;
+    return a * b;
   }
 }
+// |a|^2 + c.
+template <class R>
+__device__ __forceinline__ R add_square(R c, R a) {
+  return multiply_add(a, a, c);
+}
+template <class R>
+__device__ __forceinline__ R add_square(R c, Complex<R> a) {
+  return multiply_add(a.im, a.im, multiply_add(a.re, a.re, c));
+}
+
+// 1 / d within an ulp or two, for d and 1 / d that are normal.
+__device__ __forceinline__ float quick_reciprocal(float d) {
+  const float r = reciprocal_estimate(d);
+  return fmaf(r, fmaf(-d, r, 1.0f), r);
+}
+__device__ __forceinline__ double quick_reciprocal(double d) {
+  const double r = reciprocal_estimate(d);
+  const double e = fma(-d, r, 1.0);
+  return fma(r, fma(e, e, e), r);
+}
+
+// From here on the sum of a column's squares is good for everything below.
+template <class R>
+inline constexpr R kSmallestSquares = R(0x1p-80);
+template <>
+inline constexpr double kSmallestSquares<double> = 0x1p-600;
 
 template <class T>
 struct Reflection {
-  T beta;     // real
-  T first;    // alpha - beta, u's first entry
-  T inverse;  // 1 / (alpha - beta); v = u times it
-  T phi;
-  T tau;
-  bool finite;
+  using R = Real<T>;
+  R beta;
+  T first;   // u_0
+  T factor;  // phi
 
-  // tail: the sum of squares of x. has_tail: whether x is anything but zero.
-  static __device__ __forceinline__ Reflection of(T alpha, Real<T> tail, bool has_tail) {
-    using R = Real<T>;
-    const R squares = square(alpha) + tail;
-    if (!has_tail && is_real(alpha)) {
-      return {alpha, T(R(1)), T(R(0)), T(R(0)), T(R(0)), squares < kInfinity<R>};
-    }
-    const PivotRoot<R> norm = pivot_root_in_range(squares);
-    const R beta = copysign(norm.root, -real(alpha));
-    const R inverse_beta = copysign(norm.inverse, beta);
+  // `tail` is the sum of the squares below alpha.
+  static __device__ __forceinline__ Reflection of(T alpha, R tail) {
+    const R squares = add_square(tail, alpha);
+    const R norm = pivot_root_in_range(squares).root;
+    const R size = fabs(real(alpha)), sum = norm + size;
     Reflection h;
-    h.beta = T(beta);
-    h.first = alpha - h.beta;
-    h.inverse = reciprocal_in_range(h.first);
-    h.phi = scale(h.inverse, -inverse_beta);
-    h.tau = scale(h.first, -inverse_beta);
-    h.finite = norm.root < kInfinity<R>;
+    h.beta = copysign(norm, -real(alpha));
+    if constexpr (kIsComplex<T>) {
+      // phi = (norm + |re alpha| - i sign(re alpha) im alpha) / (norm |u_0|^2)
+      const R q = quick_reciprocal(norm * multiply_add(alpha.im, alpha.im, sum * sum));
+      h.first = {copysign(sum, alpha.re), alpha.im};
+      h.factor = {sum * q, copysign(q, -alpha.re) * alpha.im};
+    } else {
+      h.first = copysign(sum, alpha);
+      h.factor = quick_reciprocal(multiply_add(norm, size, squares));
+    }
     return h;
+  }
+  // H = I.
+  static __device__ __forceinline__ Reflection identity(T alpha) {
+    return {real(alpha), T(R(1)), T(R(0))};
+  }
+
+  // 1 / u_0: v = u / u_0.
+  static __device__ __forceinline__ T inverse(T first) {
+    if constexpr (kIsComplex<T>) {
+      return scale(conj(first), quick_reciprocal(add_square(R(0), first)));
+    } else {
+      return quick_reciprocal(first);
+    }
+  }
+  static __device__ __forceinline__ T tau(T first, T factor) {
+    return scale(conj(factor), add_square(R(0), first));
   }
 };
 
