@@ -26,6 +26,18 @@ __device__ __forceinline__ double rsqrt_estimate(double d) {
   return y;
 }
 
+// An estimate of 1 / d for a normal d: about 22 bits.
+__device__ __forceinline__ float reciprocal_estimate(float d) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
+  return y;
+}
+__device__ __forceinline__ double reciprocal_estimate(double d) {
+  double y;
+  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(d));
+  return y;
+}
+
 // Pivots whose root is at least this (and not infinite) need no scaling in pivot_root_in_range.
 template <class R>
 inline constexpr R kSmallestPlainRoot = R(0);

@@ -130,18 +130,6 @@ __device__ __forceinline__ bool is_bad(T pivot) {
   return is_zero(pivot) || !is_finite(pivot);
 }
 
-// An estimate of 1 / d for a normal d: about 22 bits.
-__device__ __forceinline__ float reciprocal_estimate(float d) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(d));
-  return y;
-}
-__device__ __forceinline__ double reciprocal_estimate(double d) {
-  double y;
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(d));
-  return y;
-}
-
 // Quotients by a pivot, in straight-line code: a branch would cost registers and instructions in
 // each of the steps. They are the nearest numbers, save for the last bit in rare cases, and exact
 // where a quotient is a number: equal entries give 1. By zero all are zero: below such a pivot

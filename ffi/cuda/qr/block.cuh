@@ -392,9 +392,7 @@ struct BlockQr {
     return of;
   }
   // 2^e, a normal number; and the exponent of another number that is not negative.
-  static __device__ __forceinline__ R power(int e) {
-    return power_of_two(R(0), e + kExponentBias);
-  }
+  static __device__ __forceinline__ R power(int e) { return power_of_two(R(0), e + kExponentBias); }
   static __device__ __forceinline__ int exponent(float a) {
     return (__float_as_int(a) >> 23) - kExponentBias;
   }

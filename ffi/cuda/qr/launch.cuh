@@ -5,7 +5,9 @@
 
 #include "ffi/cuda/launch.h"
 #include "ffi/cuda/qr/block.cuh"
+#include "ffi/cuda/qr/lanes.cuh"
 #include "ffi/cuda/qr/policy.h"
+#include "ffi/cuda/qr/thread.cuh"
 #include "ffi/cuda/runtime/dispatch.cuh"
 #include "ffi/cuda/runtime/launch.cuh"
 
@@ -22,6 +24,19 @@ int columns_of(const P& p) {
   return p.n;
 }
 
+template <class T>
+struct QrThreadLauncher {
+  cudaStream_t stream;
+  const QrProblem& p;
+
+  template <int kN>
+  cudaError_t run() const {
+    constexpr int kWarps = kQrThreadWarps<T, kN>;
+    return launch_kernel<qr_thread_kernel<T, kN>>(stream, p.batch, 32 * kWarps, 32 * kWarps,
+                                                  kWarps * kQrStageElements<T, kN> * sizeof(T), p);
+  }
+};
+
 template <class P, class T, const auto& kRows>
 struct QrLauncher {
   static constexpr const auto& kTable = kRows;
@@ -32,11 +47,29 @@ struct QrLauncher {
   template <size_t kRow>
   cudaError_t row() const {
     constexpr auto kShape = kShapeOf<kTable, kRow>;
-    return launch_shape<kShape>(kShape);
+    return launch_shape<kTable[kRow].max_n, kShape>(kShape);
   }
 
  private:
-  template <QrBlockShape kShape>
+  template <int kMaxN, QrThreadShape kShape>
+  cudaError_t launch_shape(QrThreadShape) const {
+    if (p.m != p.n) return kDoesNotFit;
+    return with_size<kMaxN>(p.n, QrThreadLauncher<T>{stream, p});
+  }
+
+  template <int kMaxN, QrLanesShape kShape>
+  cudaError_t launch_shape(QrLanesShape) const {
+    return p.mode == QrProblem::kR ? launch_lanes<kShape, false>() : launch_lanes<kShape, true>();
+  }
+  template <QrLanesShape kShape, bool kKeeps>
+  cudaError_t launch_lanes() const {
+    constexpr int kLanes = kShape.lanes;
+    return launch_kernel<qr_lanes_kernel<T, kLanes, kShape.columns, kShape.rows, kShape.steps,
+                                         kShape.held, kKeeps, kShape.min_blocks>>(
+        stream, p.batch, 32 / kLanes, 32, 0, p);
+  }
+
+  template <int kMaxN, QrBlockShape kShape>
   cudaError_t launch_shape(QrBlockShape) const {
     constexpr int kWarps = kShape.warps, kSlots = kShape.slots, kWidth = kShape.width;
     constexpr int kColumns = kShape.columns, kCap = kShape.min_blocks;

@@ -14,10 +14,11 @@ namespace jax_batched::cuda {
 struct QrThreadShape {
   static constexpr std::string_view kName = "thread";
 };
-// `lanes` of a warp for each matrix, which hold so many columns each.
+// `lanes` of a warp for each matrix, which hold so many columns each, of at most so many rows. A
+// loop goes over `steps` steps; a reflection of at most `held` rows is read once in each.
 struct QrLanesShape {
   static constexpr std::string_view kName = "lanes";
-  int lanes, columns, rows;
+  int lanes, columns, rows, steps, held;
   int min_blocks = 1;
 };
 // A block per matrix, with panels of `width` columns: a lane has some of them in every so many
@@ -32,6 +33,15 @@ struct QrBlockShape {
 
 using QrShape = std::variant<QrThreadShape, QrLanesShape, QrBlockShape>;
 
+constexpr Row<QrShape> of_thread(DType dtype, int max_n) {
+  return {dtype, 1, max_n, QrThreadShape{}};
+}
+// For min_n columns and more, of Q or A; the variant tells apart shapes for more rows.
+constexpr Row<QrShape> of_lanes(DType dtype, int min_n, QrLanesShape shape,
+                                std::string_view variant = "") {
+  return {
+      dtype, min_n, shape.lanes * shape.columns, shape, {.variant = variant, .rows = shape.rows}};
+}
 constexpr Row<QrShape> of_block(DType dtype, QrBlockShape shape, std::string_view variant = "",
                                 int max_n = 512) {
   return {dtype, 1, max_n, shape, {.variant = variant, .rows = shape.rows()}};

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "ffi/cuda/device/math.cuh"
-#include "ffi/cuda/lu/pivot.cuh"
+#include "ffi/cuda/device/quotient.cuh"
 
 namespace jax_batched::cuda {
 
