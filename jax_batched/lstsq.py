@@ -1,7 +1,7 @@
 """Linear least squares."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,7 @@ from jax_batched._matrix import adjoint, matmul, real_dtype, spoilt
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import bad_pivot
-from jax_batched.qr import qr_multiply_op, qr_op
+from jax_batched.qr import has_many_rows, qr_multiply_op, qr_op
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -136,16 +136,21 @@ def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
     m, n = a.shape[-2:]
     tall = at_least(n, m)
     system = a if tall else adjoint(a)
-    reflections, taus = qr_op(jax.lax.stop_gradient(system), mode="raw")
-    rank, info = _rank(reflections, size=max(m, n))
-    (x,) = pseudoinverse_op(system, reflections, taus, b, adjoint=not tall)
+    known = jax.lax.stop_gradient(system)
+    if has_many_rows(*system.shape[-2:]):
+        q, r = qr_op(known, mode="reduced")
+        (x,) = pseudoinverse_by_q_op(system, q, r, b, adjoint=not tall)
+    else:
+        r, taus = qr_op(known, mode="raw")
+        (x,) = pseudoinverse_op(system, r, taus, b, adjoint=not tall)
+    rank, info = _rank(r, size=max(m, n))
     return _spoilt(x, info), rank, info
 
 
-def _solve_triangle(reflections: Array, b: Array, *, adjoint: bool) -> Array:
-    n = reflections.shape[-1]
+def _solve_triangle(r: Array, b: Array, *, adjoint: bool) -> Array:
+    n = r.shape[-1]
     (x,) = triangular_solve_op(
-        reflections[..., :n, :],
+        r[..., :n, :],
         b,
         left_side=True,
         lower=False,
@@ -169,8 +174,21 @@ def _apply(
     return qr_multiply_op(reflections, taus, x, adjoint=False)
 
 
+_adjoint = adjoint  # where an argument has its name
+
+
+def _apply_by_q(a: Array, q: Array, r: Array, b: Array, *, adjoint: bool) -> Sequence[Array]:
+    """R^-1 (Q^H b), or Q (R^-H b)."""
+    if adjoint:
+        return (matmul(q, _solve_triangle(r, b, adjoint=True)),)
+    return (_solve_triangle(r, matmul(_adjoint(q), b), adjoint=False),)
+
+
 def _apply_jvp(
-    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    op: Callable[[], Operation],
+    params: Params,
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
 ) -> tuple[Sequence[Any], Sequence[Any]]:
     """With P the pseudoinverse of a, P P^H = (a^H a)^-1:
 
@@ -178,10 +196,10 @@ def _apply_jvp(
     x = P^H b: dx = P^H (db - da^H x) + (I - a P) da P x.
     """
     (a, *factors, b), (da, *_, db) = primals, tangents
-    (x,) = pseudoinverse_op(a, *factors, b, **params)
+    (x,) = op()(a, *factors, b, **params)
 
     def apply(b: Array, adjoint: bool) -> Array:
-        (x,) = pseudoinverse_op(a, *factors, b, adjoint=adjoint)
+        (x,) = op()(a, *factors, b, adjoint=adjoint)
         return x
 
     if da is None:
@@ -204,8 +222,22 @@ pseudoinverse_op: Operation = Operation(
             "(m,n),(m,n),(n),(n,k)->(m,k)" if params["adjoint"] else "(m,n),(m,n),(n),(m,k)->(n,k)"
         ),
         paths=(lax(_apply, broadcasts=True),),
-        jvp=_apply_jvp,
+        jvp=functools.partial(_apply_jvp, lambda: pseudoinverse_op),
         transpose=hermitian_transpose(lambda: pseudoinverse_op, flag="adjoint"),
+    ),
+)
+# The same by Q and R.
+pseudoinverse_by_q_op: Operation = Operation(
+    "pseudoinverse_by_q",
+    Rules(
+        signature=lambda params: (
+            "(m,n),(m,n),(n,n),(n,k)->(m,k)"
+            if params["adjoint"]
+            else "(m,n),(m,n),(n,n),(m,k)->(n,k)"
+        ),
+        paths=(lax(_apply_by_q, broadcasts=True),),
+        jvp=functools.partial(_apply_jvp, lambda: pseudoinverse_by_q_op),
+        transpose=hermitian_transpose(lambda: pseudoinverse_by_q_op, flag="adjoint"),
     ),
 )
 

@@ -6,9 +6,10 @@ from typing import Any, Literal, NamedTuple, overload
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _lapack
+from jax_batched import _checks, _ffi, _lapack
 from jax_batched._core import (
     Call,
     Operation,
@@ -267,12 +268,19 @@ def _jvp(
 
 def _is_r_alone(call: Call) -> bool:
     """Whether the kernels need a place for the reflections, which R alone does not give them."""
-    tall = call.sizes["m"] > call.sizes["n"] > _FEW_COLUMNS
-    return call.platform == "cuda" and call.params["mode"] == "r" and tall
+    m, n = call.sizes["m"], call.sizes["n"]
+    if call.platform != "cuda" or call.params["mode"] != "r" or m <= n or n <= _FEW_COLUMNS:
+        return False
+    in_registers = [
+        tier.max_n
+        for tier in _ffi.cuda_tiers()
+        if (tier.operation, tier.dtype) == ("qr", np.dtype(call.dtype).name)
+        and tier.kernel.startswith("lanes")
+    ]
+    return bool(m > max(in_registers, default=0))
 
 
-# Of whose reflections a kernel of CUDA keeps none.
-_FEW_COLUMNS = 8
+_FEW_COLUMNS = 8  # of a panel of the other kernels
 
 
 def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
@@ -282,12 +290,15 @@ def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
 
 def _is_tall(call: Call) -> bool:
     """Whether rows are many enough, and columns few enough, to factor blocks of rows first."""
-    m, n = call.sizes["m"], call.sizes["n"]
-    few = n <= _MOST_ROWS // 8
-    return isinstance(m, int) and not takes_rows(call) and few and call.params["mode"] in _THIN
+    thin: bool = call.params["mode"] in ("reduced", "r")
+    return thin and has_many_rows(call.sizes["m"], call.sizes["n"])
 
 
-_THIN = ("reduced", "r")
+def has_many_rows(m: Any, n: Any) -> bool:
+    """More than kernels serve, of so few columns that blocks of rows are tall as well."""
+    return isinstance(m, int) and isinstance(n, int) and m > _MOST_ROWS >= 8 * n
+
+
 _MOST_ROWS = 512  # of a block
 
 
