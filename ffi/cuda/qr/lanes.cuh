@@ -84,6 +84,13 @@ __device__ __noinline__ void fill_zeros(T* to, int count) {
   for (int e = threadIdx.x % kLanes; e < count; e += kLanes) to[e] = T(Real<T>(0));
 }
 
+// threadIdx.x, for which the compiler keeps no register meanwhile.
+__device__ __forceinline__ unsigned thread_again() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // kColumns: of a lane; lane l has columns l, l + kLanes, ... kRows: of the matrix, at most. x is
 // read once a step where no more than kHeld rows are left, else twice in parts. kKeeps: the u are
 // kept, for Q or the raw result.
@@ -204,7 +211,7 @@ struct LanesQr {
   // Of number `at` of this lane's columns, from what takes no register meanwhile.
   __device__ __forceinline__ unsigned address(int at) const {
     static_assert(offsetof(Work, columns) == 0);
-    const unsigned matrix = kMatrices == 1 ? 0 : threadIdx.x / kLanes;
+    const unsigned matrix = kMatrices == 1 ? 0 : thread_again() / kLanes;
     return static_cast<unsigned>(__cvta_generic_to_shared(&all)) +
            static_cast<unsigned>(matrix * sizeof(Matrix) + at * sizeof(T));
   }
@@ -297,7 +304,7 @@ struct LanesQr {
   template <int kLive>
   struct Column {
     static constexpr bool kHolds = kLive <= kHeld;
-    static constexpr int kChunk = kHolds ? kLive : kColumns > 2 || sizeof(R) == 8 ? V : 2 * V;
+    static constexpr int kChunk = kHolds ? kLive : 4 * V;
     static constexpr int kVectors = kChunk / V, kChunks = ceil_div(kLive, kChunk);
     using Chunk = Vector<T>[kVectors];
 
@@ -555,7 +562,7 @@ struct QrLanesMatrix {
     asm volatile("" : "+r"(m), "+r"(n));
     least = min(m, n);
     r_rows = p.mode == QrProblem::kReduced || p.mode == QrProblem::kR ? least : m;
-    const int64_t at = block * int64_t{32 / kLanes} + threadIdx.x / kLanes;
+    const int64_t at = block * int64_t{32 / kLanes} + thread_again() / kLanes;
     inside = at < p.batch;
     index = inside ? at : p.batch - 1;
   }
