@@ -117,6 +117,7 @@ struct LanesQr {
     alignas(16) T columns[kKeeps ? begin_of(kLoops) : 2 * kRows];
     Head heads[kKeeps ? kReflections : 1];
     R back[kWidth];  // undoes a column's scaling, if some column of the warp is scaled
+    bool failed;
   };
   // What a warp's matrices read at the same time lies in different banks.
   struct Matrix : Work {
@@ -136,7 +137,6 @@ struct LanesQr {
   bool is_scaled = false;
   R check = R(0);  // as long as R's diagonal is finite
   T corner = T(R(1));
-  bool failed;
 
   __device__ __forceinline__ LanesQr(Shared& shared, int m, int n)
       : all(shared),
@@ -155,13 +155,53 @@ struct LanesQr {
     scale_columns();
   }
 
-  // R; stores only columns before `end`.
-  __device__ __forceinline__ void factorize(T* r, int end) {
-    forward<0>(steps(), r + first, end);
-    if (m <= n) last_row(r + first + (m - 1) * n, end);
-    const unsigned votes = __ballot_sync(kFullWarp, !(check == R(0)));
-    failed = (votes >> (threadIdx.x / kLanes * kLanes) & kAll) != 0;
+  // R, save for row m - 1 if that is in it. Stores only columns before `end`.
+  __device__ __forceinline__ void factorize(T* r, int end) { forward<0>(steps(), r + first, end); }
+
+  // Row m - 1: nothing is below it, and a real alpha stays what it is.
+  __device__ __forceinline__ void last_row(T* r, int end) {
+    r += first;
+    const int k = m - 1;
+    T alpha = T(R(0));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const T of = shuffle(a[c][0], k % kLanes, kLanes);
+      if (k / kLanes == c) alpha = of;
+    }
+    auto h = Reflection<T>::identity(alpha);
+    if constexpr (kIsComplex<T>) {
+      if (alpha.im != R(0)) {
+        ColumnSize<R> size;
+        size.take(alpha);
+        const R by = add_square(R(0), alpha) >= kSmallestSquares<R> ? R(1) : size.factor();
+        h = Reflection<T>::of(scale(alpha, by), R(0));
+        h.beta *= inverse_power(by);
+        corner = corner - Reflection<T>::tau(h.first, h.factor);
+      }
+    }
+    if (kKeeps && first == 0) mine.heads[k] = {h.first, h.factor};
+    T row[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const T w = product(h.factor, product(conj(h.first), a[c][0]));
+      row[c] = sub_mul(a[c][0], w, h.first);
+      row[c] = column(c) < k ? T(R(0)) : column(c) == k ? T(h.beta) : row[c];
+    }
+    scale_row(row);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (column(c) == k) check = multiply_add(real(row[c]), R(0), check);
+      if (column(c) < end) r[kLanes * c] = row[c];
+    }
   }
+
+  // Before a barrier.
+  __device__ __forceinline__ void find_failed() {
+    const unsigned votes = __ballot_sync(kFullWarp, !(check == R(0)));
+    const bool failed = (votes >> (threadIdx.x / kLanes * kLanes) & kAll) != 0;
+    if (first == 0) mine.failed = failed;
+  }
+  __device__ __forceinline__ bool failed() const { return mine.failed; }
 
   // So many columns of Q. Where these are more than the steps, H is I in between, and the last row
   // begins as `corner`.
@@ -465,42 +505,6 @@ struct LanesQr {
     for (int c = kOwn; c < kColumns; ++c) a[c][kLive - 1] = T(R(0));
   }
 
-  // Row m - 1: nothing is below it, and a real alpha stays what it is.
-  __device__ __forceinline__ void last_row(T* r, int end) {
-    const int k = m - 1;
-    T alpha = T(R(0));
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const T of = shuffle(a[c][0], k % kLanes, kLanes);
-      if (k / kLanes == c) alpha = of;
-    }
-    auto h = Reflection<T>::identity(alpha);
-    if constexpr (kIsComplex<T>) {
-      if (alpha.im != R(0)) {
-        ColumnSize<R> size;
-        size.take(alpha);
-        const R by = add_square(R(0), alpha) >= kSmallestSquares<R> ? R(1) : size.factor();
-        h = Reflection<T>::of(scale(alpha, by), R(0));
-        h.beta *= inverse_power(by);
-        corner = corner - Reflection<T>::tau(h.first, h.factor);
-      }
-    }
-    if (kKeeps && first == 0) mine.heads[k] = {h.first, h.factor};
-    T row[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const T w = product(h.factor, product(conj(h.first), a[c][0]));
-      row[c] = sub_mul(a[c][0], w, h.first);
-      row[c] = column(c) < k ? T(R(0)) : column(c) == k ? T(h.beta) : row[c];
-    }
-    scale_row(row);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (column(c) == k) check = multiply_add(real(row[c]), R(0), check);
-      if (column(c) < end) r[kLanes * c] = row[c];
-    }
-  }
-
   // A row of R as it is of unscaled columns.
   __device__ __forceinline__ void scale_row(T (&row)[kColumns]) const {
     if (!is_scaled) return;
@@ -583,6 +587,12 @@ __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProble
     const Place at(p);
     f.factorize(p.r.at<T>(at.index, at.r_rows, at.n), at.inside ? at.n : 0);
   }
+  if (p.m <= p.n) {
+    const Place at(p);
+    T* const r = p.r.at<T>(at.index, at.r_rows, at.n);
+    f.last_row(r + (at.m - 1) * at.n, at.inside ? at.n : 0);
+  }
+  f.find_failed();
   __syncwarp();  // what the steps wrote to shared memory, and to a row that fails
   if constexpr (kKeeps) {
     if (raw) {
@@ -590,22 +600,22 @@ __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProble
       T* const taus = p.taus.at<T>(at.index, at.least);
       if (at.inside) f.store_raw(p.r.at<T>(at.index, at.r_rows, at.n), taus);
       __syncwarp();
-      if (f.failed && at.inside) fill_failed<kLanes>(taus, 1, at.least, false);
+      if (f.failed() && at.inside) fill_failed<kLanes>(taus, 1, at.least, false);
     } else {
       f.form(p.mode == QrProblem::kComplete ? p.m : min(p.m, p.n));
       const Place at(p);
       const int columns = p.mode == QrProblem::kComplete ? at.m : at.least;
       T* const q = p.q.at<T>(at.index, at.m, columns);
-      if (at.inside && !f.failed) f.store(q, columns);
-      if (at.inside && f.failed) fill_failed<kLanes>(q, at.m, columns, false);
+      if (at.inside && !f.failed()) f.store(q, columns);
+      if (at.inside && f.failed()) fill_failed<kLanes>(q, at.m, columns, false);
     }
   }
   const Place at(p);
   const bool zeros = !raw && at.least < at.r_rows;
-  if (!at.inside || (!zeros && !f.failed)) return;
+  if (!at.inside || (!zeros && !f.failed())) return;
   T* const r = p.r.at<T>(at.index, at.r_rows, at.n);
   if (zeros) fill_zeros<kLanes>(r + at.least * at.n, (at.r_rows - at.least) * at.n);
-  if (f.failed) fill_failed<kLanes>(r, at.r_rows, at.n, !raw);
+  if (f.failed()) fill_failed<kLanes>(r, at.r_rows, at.n, !raw);
 }
 
 // Whether a shape serves a problem.
