@@ -1,5 +1,5 @@
-// QR of matrices of up to 64 rows, in registers: 8, 16 or 32 lanes of a warp work on one, with a
-// column each or several.
+// QR of matrices of up to 64 rows, in registers: 4 to 32 lanes of a warp work on one, with a column
+// each or several.
 //
 // Step k: the lane of column k writes it to shared memory. All lanes read it, x, and need nothing
 // else of one another but x's own sum of squares:
