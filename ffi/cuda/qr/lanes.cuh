@@ -1,5 +1,5 @@
-// QR of matrices of up to 64 rows, in registers: 8, 16 or 32 lanes of a warp work on one, with a
-// column each or several.
+// QR of matrices of up to 64 rows, in registers: 4 to 32 lanes of a warp work on one, with a column
+// each or several.
 //
 // Step k: the lane of column k writes it to shared memory. All lanes read it, x, and need nothing
 // else of one another but x's own sum of squares:
@@ -84,6 +84,13 @@ __device__ __noinline__ void fill_zeros(T* to, int count) {
   for (int e = threadIdx.x % kLanes; e < count; e += kLanes) to[e] = T(Real<T>(0));
 }
 
+// threadIdx.x, for which the compiler keeps no register meanwhile.
+__device__ __forceinline__ unsigned thread_again() {
+  unsigned thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // kColumns: of a lane; lane l has columns l, l + kLanes, ... kRows: of the matrix, at most. x is
 // read once a step where no more than kHeld rows are left, else twice in parts. kKeeps: the u are
 // kept, for Q or the raw result.
@@ -110,6 +117,7 @@ struct LanesQr {
     alignas(16) T columns[kKeeps ? begin_of(kLoops) : 2 * kRows];
     Head heads[kKeeps ? kReflections : 1];
     R back[kWidth];  // undoes a column's scaling, if some column of the warp is scaled
+    bool failed;
   };
   // What a warp's matrices read at the same time lies in different banks.
   struct Matrix : Work {
@@ -129,7 +137,6 @@ struct LanesQr {
   bool is_scaled = false;
   R check = R(0);  // as long as R's diagonal is finite
   T corner = T(R(1));
-  bool failed;
 
   __device__ __forceinline__ LanesQr(Shared& shared, int m, int n)
       : all(shared),
@@ -148,13 +155,53 @@ struct LanesQr {
     scale_columns();
   }
 
-  // R; stores only columns before `end`.
-  __device__ __forceinline__ void factorize(T* r, int end) {
-    forward<0>(steps(), r + first, end);
-    if (m <= n) last_row(r + first + (m - 1) * n, end);
-    const unsigned votes = __ballot_sync(kFullWarp, !(check == R(0)));
-    failed = (votes >> (threadIdx.x / kLanes * kLanes) & kAll) != 0;
+  // R, save for row m - 1 if that is in it. Stores only columns before `end`.
+  __device__ __forceinline__ void factorize(T* r, int end) { forward<0>(steps(), r + first, end); }
+
+  // Row m - 1: nothing is below it, and a real alpha stays what it is.
+  __device__ __forceinline__ void last_row(T* r, int end) {
+    r += first;
+    const int k = m - 1;
+    T alpha = T(R(0));
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const T of = shuffle(a[c][0], k % kLanes, kLanes);
+      if (k / kLanes == c) alpha = of;
+    }
+    auto h = Reflection<T>::identity(alpha);
+    if constexpr (kIsComplex<T>) {
+      if (alpha.im != R(0)) {
+        ColumnSize<R> size;
+        size.take(alpha);
+        const R by = add_square(R(0), alpha) >= kSmallestSquares<R> ? R(1) : size.factor();
+        h = Reflection<T>::of(scale(alpha, by), R(0));
+        h.beta *= inverse_power(by);
+        corner = corner - Reflection<T>::tau(h.first, h.factor);
+      }
+    }
+    if (kKeeps && first == 0) mine.heads[k] = {h.first, h.factor};
+    T row[kColumns];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const T w = product(h.factor, product(conj(h.first), a[c][0]));
+      row[c] = sub_mul(a[c][0], w, h.first);
+      row[c] = column(c) < k ? T(R(0)) : column(c) == k ? T(h.beta) : row[c];
+    }
+    scale_row(row);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      if (column(c) == k) check = multiply_add(real(row[c]), R(0), check);
+      if (column(c) < end) r[kLanes * c] = row[c];
+    }
   }
+
+  // Before a barrier.
+  __device__ __forceinline__ void find_failed() {
+    const unsigned votes = __ballot_sync(kFullWarp, !(check == R(0)));
+    const bool failed = (votes >> (threadIdx.x / kLanes * kLanes) & kAll) != 0;
+    if (first == 0) mine.failed = failed;
+  }
+  __device__ __forceinline__ bool failed() const { return mine.failed; }
 
   // So many columns of Q. Where these are more than the steps, H is I in between, and the last row
   // begins as `corner`.
@@ -204,7 +251,7 @@ struct LanesQr {
   // Of number `at` of this lane's columns, from what takes no register meanwhile.
   __device__ __forceinline__ unsigned address(int at) const {
     static_assert(offsetof(Work, columns) == 0);
-    const unsigned matrix = kMatrices == 1 ? 0 : threadIdx.x / kLanes;
+    const unsigned matrix = kMatrices == 1 ? 0 : thread_again() / kLanes;
     return static_cast<unsigned>(__cvta_generic_to_shared(&all)) +
            static_cast<unsigned>(matrix * sizeof(Matrix) + at * sizeof(T));
   }
@@ -297,7 +344,7 @@ struct LanesQr {
   template <int kLive>
   struct Column {
     static constexpr bool kHolds = kLive <= kHeld;
-    static constexpr int kChunk = kHolds ? kLive : kColumns > 2 || sizeof(R) == 8 ? V : 2 * V;
+    static constexpr int kChunk = kHolds ? kLive : 4 * V;
     static constexpr int kVectors = kChunk / V, kChunks = ceil_div(kLive, kChunk);
     using Chunk = Vector<T>[kVectors];
 
@@ -458,42 +505,6 @@ struct LanesQr {
     for (int c = kOwn; c < kColumns; ++c) a[c][kLive - 1] = T(R(0));
   }
 
-  // Row m - 1: nothing is below it, and a real alpha stays what it is.
-  __device__ __forceinline__ void last_row(T* r, int end) {
-    const int k = m - 1;
-    T alpha = T(R(0));
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const T of = shuffle(a[c][0], k % kLanes, kLanes);
-      if (k / kLanes == c) alpha = of;
-    }
-    auto h = Reflection<T>::identity(alpha);
-    if constexpr (kIsComplex<T>) {
-      if (alpha.im != R(0)) {
-        ColumnSize<R> size;
-        size.take(alpha);
-        const R by = add_square(R(0), alpha) >= kSmallestSquares<R> ? R(1) : size.factor();
-        h = Reflection<T>::of(scale(alpha, by), R(0));
-        h.beta *= inverse_power(by);
-        corner = corner - Reflection<T>::tau(h.first, h.factor);
-      }
-    }
-    if (kKeeps && first == 0) mine.heads[k] = {h.first, h.factor};
-    T row[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const T w = product(h.factor, product(conj(h.first), a[c][0]));
-      row[c] = sub_mul(a[c][0], w, h.first);
-      row[c] = column(c) < k ? T(R(0)) : column(c) == k ? T(h.beta) : row[c];
-    }
-    scale_row(row);
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      if (column(c) == k) check = multiply_add(real(row[c]), R(0), check);
-      if (column(c) < end) r[kLanes * c] = row[c];
-    }
-  }
-
   // A row of R as it is of unscaled columns.
   __device__ __forceinline__ void scale_row(T (&row)[kColumns]) const {
     if (!is_scaled) return;
@@ -555,7 +566,7 @@ struct QrLanesMatrix {
     asm volatile("" : "+r"(m), "+r"(n));
     least = min(m, n);
     r_rows = p.mode == QrProblem::kReduced || p.mode == QrProblem::kR ? least : m;
-    const int64_t at = block * int64_t{32 / kLanes} + threadIdx.x / kLanes;
+    const int64_t at = block * int64_t{32 / kLanes} + thread_again() / kLanes;
     inside = at < p.batch;
     index = inside ? at : p.batch - 1;
   }
@@ -576,6 +587,12 @@ __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProble
     const Place at(p);
     f.factorize(p.r.at<T>(at.index, at.r_rows, at.n), at.inside ? at.n : 0);
   }
+  if (p.m <= p.n) {
+    const Place at(p);
+    T* const r = p.r.at<T>(at.index, at.r_rows, at.n);
+    f.last_row(r + (at.m - 1) * at.n, at.inside ? at.n : 0);
+  }
+  f.find_failed();
   __syncwarp();  // what the steps wrote to shared memory, and to a row that fails
   if constexpr (kKeeps) {
     if (raw) {
@@ -583,22 +600,22 @@ __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProble
       T* const taus = p.taus.at<T>(at.index, at.least);
       if (at.inside) f.store_raw(p.r.at<T>(at.index, at.r_rows, at.n), taus);
       __syncwarp();
-      if (f.failed && at.inside) fill_failed<kLanes>(taus, 1, at.least, false);
+      if (f.failed() && at.inside) fill_failed<kLanes>(taus, 1, at.least, false);
     } else {
       f.form(p.mode == QrProblem::kComplete ? p.m : min(p.m, p.n));
       const Place at(p);
       const int columns = p.mode == QrProblem::kComplete ? at.m : at.least;
       T* const q = p.q.at<T>(at.index, at.m, columns);
-      if (at.inside && !f.failed) f.store(q, columns);
-      if (at.inside && f.failed) fill_failed<kLanes>(q, at.m, columns, false);
+      if (at.inside && !f.failed()) f.store(q, columns);
+      if (at.inside && f.failed()) fill_failed<kLanes>(q, at.m, columns, false);
     }
   }
   const Place at(p);
   const bool zeros = !raw && at.least < at.r_rows;
-  if (!at.inside || (!zeros && !f.failed)) return;
+  if (!at.inside || (!zeros && !f.failed())) return;
   T* const r = p.r.at<T>(at.index, at.r_rows, at.n);
   if (zeros) fill_zeros<kLanes>(r + at.least * at.n, (at.r_rows - at.least) * at.n);
-  if (f.failed) fill_failed<kLanes>(r, at.r_rows, at.n, !raw);
+  if (f.failed()) fill_failed<kLanes>(r, at.r_rows, at.n, !raw);
 }
 
 // Whether a shape serves a problem.
