@@ -618,11 +618,4 @@ __global__ void __launch_bounds__(32, kMinBlocks) qr_lanes_kernel(const QrProble
   if (f.failed()) fill_failed<kLanes>(r, at.r_rows, at.n, !raw);
 }
 
-// Whether a shape serves a problem.
-template <int kLanes, int kColumns, int kRows>
-bool qr_lanes_fit(const QrProblem& p) {
-  constexpr int64_t kWidth = kLanes * kColumns;
-  return p.m <= kRows && p.n <= kWidth && p.q_columns() <= kWidth;
-}
-
 }  // namespace jax_batched::cuda

@@ -33,7 +33,7 @@ struct QrThreadLauncher {
   cudaError_t run() const {
     constexpr int kWarps = kQrThreadWarps<T, kN>;
     return launch_kernel<qr_thread_kernel<T, kN>>(stream, p.batch, 32 * kWarps, 32 * kWarps,
-                                                  kWarps * kQrStageElements<T, kN> * sizeof(T), p);
+                                                  qr_thread_bytes<T, kN>(), p);
   }
 };
 

@@ -36,23 +36,35 @@ using QrShape = std::variant<QrThreadShape, QrLanesShape, QrBlockShape>;
 constexpr Row<QrShape> of_thread(DType dtype, int max_n) {
   return {dtype, 1, max_n, QrThreadShape{}};
 }
-// For min_n columns and more, of Q or A; the variant tells apart shapes for more rows.
-constexpr Row<QrShape> of_lanes(DType dtype, int min_n, QrLanesShape shape,
-                                std::string_view variant = "") {
-  return {
-      dtype, min_n, shape.lanes * shape.columns, shape, {.variant = variant, .rows = shape.rows}};
+constexpr Row<QrShape> of_lanes(DType dtype, int min_n, QrLanesShape shape) {
+  return {dtype, min_n, shape.lanes * shape.columns, shape, {.rows = shape.rows}};
 }
 constexpr Row<QrShape> of_block(DType dtype, QrBlockShape shape, std::string_view variant = "",
                                 int max_n = 512) {
   return {dtype, 1, max_n, shape, {.variant = variant, .rows = shape.rows()}};
 }
 
-// "block.narrow" is for few columns, and where shared memory does not hold what wider panels need.
+// Of the shapes that serve, the first one does: those for fewer rows come first. "block.narrow" is
+// for where shared memory does not hold what wider panels need.
 inline constexpr QrBlockShape kNarrowFloat32{4, 16, 16, 4, 3};
 inline constexpr QrBlockShape kNarrowFloat64{4, 16, 8, 2, 3};
 inline constexpr QrBlockShape kNarrowComplex64{8, 8, 8, 2, 2};
 
 inline constexpr Row<QrShape> kQrTable[] = {
+    of_thread(DType::kFloat32, 12),
+    of_lanes(DType::kFloat32, 1, {8, 1, 8, 4, 64}),
+    of_lanes(DType::kFloat32, 1, {8, 1, 32, 8, 64, 20}),
+    of_lanes(DType::kFloat32, 1, {8, 1, 64, 8, 64, 12}),
+    of_lanes(DType::kFloat32, 9, {8, 2, 12, 4, 64}),
+    of_lanes(DType::kFloat32, 9, {8, 2, 16, 4, 64, 24}),
+    of_lanes(DType::kFloat32, 9, {8, 2, 32, 8, 32, 12}),
+    of_lanes(DType::kFloat32, 9, {8, 2, 64, 8, 64, 8}),
+    of_lanes(DType::kFloat32, 17, {8, 3, 20, 4, 64, 16}),
+    of_lanes(DType::kFloat32, 17, {8, 3, 24, 4, 64, 12}),
+    of_lanes(DType::kFloat32, 17, {16, 2, 32, 8, 32, 16}),
+    of_lanes(DType::kFloat32, 17, {16, 3, 40, 8, 24, 12}),
+    of_lanes(DType::kFloat32, 17, {16, 3, 48, 8, 32, 8}),
+    of_lanes(DType::kFloat32, 17, {32, 2, 64, 8, 32, 12}),
     of_block(DType::kFloat32, {1, 8, 16, 4, 16}),
     of_block(DType::kFloat32, {2, 16, 32, 4, 6}),
     of_block(DType::kFloat32, kNarrowFloat32, "few", 64),
@@ -60,18 +72,45 @@ inline constexpr Row<QrShape> kQrTable[] = {
     of_block(DType::kFloat32, {8, 16, 32, 4, 1}),
     of_block(DType::kFloat32, kNarrowFloat32, "narrow"),
 
+    of_thread(DType::kFloat64, 9),
+    of_lanes(DType::kFloat64, 1, {8, 1, 8, 4, 64, 20}),
+    of_lanes(DType::kFloat64, 1, {8, 1, 32, 8, 16, 12}),
+    of_lanes(DType::kFloat64, 1, {8, 1, 64, 8, 0, 8}),
+    of_lanes(DType::kFloat64, 9, {4, 3, 12, 4, 64, 12}),
+    of_lanes(DType::kFloat64, 9, {8, 2, 16, 4, 8, 16}),
+    of_lanes(DType::kFloat64, 9, {8, 2, 32, 8, 0, 8}),
+    of_lanes(DType::kFloat64, 9, {16, 1, 64, 8, 0, 8}),
+    of_lanes(DType::kFloat64, 17, {8, 3, 20, 4, 0, 12}),
+    of_lanes(DType::kFloat64, 17, {8, 3, 24, 4, 0, 8}),
+    of_lanes(DType::kFloat64, 17, {16, 2, 32, 8, 0, 12}),
+    of_lanes(DType::kFloat64, 17, {32, 2, 48, 8, 0, 8}),
     of_block(DType::kFloat64, {2, 8, 16, 2, 8}),
     of_block(DType::kFloat64, {2, 16, 16, 2, 4}),
     of_block(DType::kFloat64, {4, 16, 16, 2, 2}),
     of_block(DType::kFloat64, {8, 16, 16, 2, 1}),
     of_block(DType::kFloat64, kNarrowFloat64, "narrow"),
 
+    of_thread(DType::kComplex64, 8),
+    of_lanes(DType::kComplex64, 1, {4, 2, 8, 4, 64, 20}),
+    of_lanes(DType::kComplex64, 1, {8, 1, 32, 8, 16, 12}),
+    of_lanes(DType::kComplex64, 9, {4, 3, 12, 4, 8, 12}),
+    of_lanes(DType::kComplex64, 9, {8, 2, 16, 4, 16, 12}),
+    of_lanes(DType::kComplex64, 9, {16, 1, 64, 8, 0, 8}),
+    of_lanes(DType::kComplex64, 17, {8, 3, 20, 4, 0, 8}),
+    of_lanes(DType::kComplex64, 17, {8, 3, 24, 8, 0, 8}),
+    of_lanes(DType::kComplex64, 17, {16, 2, 32, 8, 0, 8}),
     of_block(DType::kComplex64, {2, 8, 16, 2, 6}),
     of_block(DType::kComplex64, {4, 8, 16, 2, 4}),
     of_block(DType::kComplex64, {8, 8, 16, 2, 2}),
     of_block(DType::kComplex64, {8, 16, 16, 2, 1}),
     of_block(DType::kComplex64, kNarrowComplex64, "narrow"),
 
+    of_thread(DType::kComplex128, 6),
+    of_lanes(DType::kComplex128, 1, {4, 2, 8, 4, 0, 12}),
+    of_lanes(DType::kComplex128, 1, {8, 1, 32, 8, 0, 8}),
+    of_lanes(DType::kComplex128, 9, {8, 2, 12, 4, 0, 8}),
+    of_lanes(DType::kComplex128, 9, {8, 2, 16, 4, 0, 8}),
+    of_lanes(DType::kComplex128, 17, {32, 1, 32, 8, 0, 8}),
     of_block(DType::kComplex128, {2, 4, 8, 2, 6}),
     of_block(DType::kComplex128, {4, 4, 8, 2, 3}),
     of_block(DType::kComplex128, {8, 4, 8, 2, 2}),
