@@ -105,7 +105,7 @@ class Inputs:
 
     def _operand(self, role: str, nrhs: int) -> list[jax.Array]:
         """One operand, for every set."""
-        nrhs = nrhs if role == "rhs" else 0
+        nrhs = nrhs if role in ("rhs", "tall_rhs") else 0
         name = (role, nrhs)
         if name not in self._made:
             if role in DERIVED:

@@ -13,7 +13,13 @@ import numpy as np
 import jax_batched as jb
 from benchmarks.implementations import torch
 from benchmarks.kalman import STEPS, plain_filter, square_root_filter
-from jax_batched._matrices import cho_solve_ratio, cholesky_ratio, product_ratio, solve_ratio
+from jax_batched._matrices import (
+    adjoint,
+    cho_solve_ratio,
+    cholesky_ratio,
+    product_ratio,
+    solve_ratio,
+)
 
 Array = Any  # NumPy's: their arithmetic has no narrower type
 
@@ -76,13 +82,13 @@ def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> 
 
 
 def _qr_ratio(eps: float, a: Array, q: Array) -> Array:
-    gram = q.mT @ q
+    gram = adjoint(q) @ q
     unitary = product_ratio(eps, np.broadcast_to(np.eye(a.shape[-1]), gram.shape), gram)
-    return np.maximum(unitary, product_ratio(eps, a, q @ np.triu(q.mT @ a)))
+    return np.maximum(unitary, product_ratio(eps, a, q @ np.triu(adjoint(q) @ a)))
 
 
 def _r_ratio(eps: float, a: Array, r: Array) -> Array:
-    return product_ratio(eps, a.mT @ a, r.mT @ r)
+    return product_ratio(eps, adjoint(a) @ a, adjoint(r) @ r)
 
 
 def _least_squares_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:

@@ -317,7 +317,8 @@ def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
     q, r = qr_op(triangles.reshape(*batch, blocks * n, n), mode="reduced")
     # The signs are those that reflections of all rows at once would give.
     top = matmul(of_parts[..., 0, :, :], q[..., :n, :])[..., :n, :]
-    signs = _signs_of_reflections(top, jnp.diagonal(r, axis1=-2, axis2=-1))
+    diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
+    signs = _signs_of_reflections(top, a[..., 0, :1], diagonal)
     r = r * signs[..., :, None]
     if mode == "r":
         return (r,)
@@ -325,14 +326,16 @@ def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
     return matmul(of_parts, q).reshape(*batch, blocks * rows, n)[..., :m, :], r
 
 
-def _signs_of_reflections(top: Array, diagonal: Array) -> Array:
+def _signs_of_reflections(top: Array, first: Array, diagonal: Array) -> Array:
     """D, of 1 and -1, with which Q D comes from reflections, by the first rows of Q.
 
     I - Q D has the factors V and T V^H of the reflections, and tau_k = 1 - d_k s_k, |tau_k| >= 1,
     is pivot k of its elimination: Ballard, Demmel, Grigori, Jacquelin, Nguyen and Solomonik,
-    "Reconstructing Householder vectors from tall-skinny QR" (2014). A pivot of zero is reflected to
-    where R's diagonal is negative.
+    "Reconstructing Householder vectors from tall-skinny QR" (2014). s_k is what was the pivot over
+    the norm of its column, but for rounding. Where it is zero, R's diagonal becomes negative. The
+    first pivot is known.
     """
+    negligible = 8 * top.shape[-1] * np.finfo(top.dtype).eps
     n = top.shape[-1]
     places = jax.lax.broadcasted_iota(jnp.int32, top.shape[:-1], top.ndim - 2)
 
@@ -341,8 +344,9 @@ def _signs_of_reflections(top: Array, diagonal: Array) -> Array:
         column = jax.lax.dynamic_index_in_dim(rest, k, -1, keepdims=False)
         row = jax.lax.dynamic_index_in_dim(rest, k, -2, keepdims=False)
         s = jax.lax.dynamic_index_in_dim(column, k, -1)
-        of_r = jax.lax.dynamic_index_in_dim(diagonal, k, -1)
-        positive = jnp.where(s.real == 0, of_r.real > 0, s.real > 0)
+        of_r = jax.lax.dynamic_index_in_dim(diagonal, k, -1).real
+        positive = jnp.where(jnp.abs(s.real) > negligible, s.real > 0, of_r > 0)
+        positive = jnp.where(k == 0, (of_r > 0) == (first.real >= 0), positive)
         sign = jnp.where(positive, -jnp.ones_like(s), jnp.ones_like(s))
         below = jnp.where(places > k, column * sign / (sign * s - 1), jnp.zeros_like(column))
         rest = rest - below[..., :, None] * row[..., None, :]

@@ -41,15 +41,16 @@ struct BlockQr {
   static constexpr int kChunkRows = kChunk * kStep;
   static constexpr int kPass = 128 / (kColumns * sizeof(T));  // reflections of W at a time
   static constexpr int kSums = kPass * kColumns;              // of a lane at a time
-  static constexpr int kLaneSums = kSums / kRowLanes;         // of them, in the end
-  static constexpr int kStride = kWidth + V;                  // of rows of V and T
-  static constexpr int kTile = 4;                             // rows of Y of a thread
+  static constexpr int kLaneSums = kSums > kRowLanes ? kSums / kRowLanes : 1;  // in the end
+  static constexpr int kLastMask = 16 / kSums;  // from here on lanes have the same sum
+  static constexpr int kStride = kWidth + V;    // of rows of V and T
+  static constexpr int kTile = 4;               // rows of Y of a thread
   static constexpr int kExponentBias = sizeof(R) == 4 ? 127 : 1023;
   static constexpr int kSmallestExponent = 1 - kExponentBias;
   // A column of which too little is left is multiplied by 2^kRaise, so many times at most: then
   // nothing but zero is below kSmallestSquares.
   static constexpr int kRaise = sizeof(R) == 4 ? 40 : 500, kMostRaises = sizeof(R) == 4 ? 3 : 2;
-  static_assert(kRowLanes <= kSums && kWidth % kPass == 0 && kColumns % V == 0);
+  static_assert(kWidth % kPass == 0 && kColumns % V == 0);
 
   struct Fixed {
     alignas(16) T w[kWarps][kWidth][kWidth];  // of each warp, columns as lanes have them
@@ -62,7 +63,7 @@ struct BlockQr {
 
   const int m;
   Fixed& fixed;
-  T* const v;   // rows of a panel's V, in chunks
+  T* v;         // rows of a panel's V, in chunks
   T* const ts;  // T of each panel
   const int thread, warp, lane, group, row_lane;
   T a[kSlots][kColumns];
@@ -70,21 +71,23 @@ struct BlockQr {
   bool finite = true;
   int turn = 0;  // of the two buffers of sums
 
-  // Of R alone, V is kept below R: of more rows than columns one panel can do without.
-  static bool has_place(const QrProblem& p) {
+  // V is kept where Q will be, or below R. Of R alone of more rows than columns it stays in shared
+  // memory.
+  static __host__ __device__ bool has_place(const QrProblem& p) {
     return p.mode != QrProblem::kR || p.m <= p.n || p.n <= kWidth;
   }
   static __host__ __device__ constexpr int panels(int k) { return ceil_div(k, kWidth); }
-  static __host__ __device__ constexpr size_t bytes(int m, int k) {
-    const size_t rows = round_up(m, kChunkRows) + panels(k) * kWidth;
+  // With the V of `kept` panels at a time.
+  static __host__ __device__ constexpr size_t bytes(int m, int k, int kept) {
+    const size_t rows = round_up(m, kChunkRows) * kept + panels(k) * kWidth;
     return sizeof(Fixed) + sizeof(T) * kStride * rows;
   }
 
-  __device__ __forceinline__ explicit BlockQr(int m)
+  __device__ __forceinline__ explicit BlockQr(int m, int kept = 1)
       : m(m),
         fixed(*reinterpret_cast<Fixed*>(kept(dynamic_shared))),
         v(reinterpret_cast<T*>(&fixed + 1)),
-        ts(v + round_up(m, kChunkRows) * kStride),
+        ts(v + kept * round_up(m, kChunkRows) * kStride),
         thread(threadIdx.x),
         warp(thread / 32),
         lane(thread % 32),
@@ -531,7 +534,7 @@ struct BlockQr {
     int first = 0;
     int count = kSums / 2;
 #pragma unroll
-    for (int mask = 16; mask >= kGroups; mask /= 2) {
+    for (int mask = 16; mask > kLastMask && mask >= kGroups; mask /= 2) {
       const bool upper = lane & mask;
 #pragma unroll
       for (int i = 0; i < kSums / 2; ++i) {
@@ -542,6 +545,11 @@ struct BlockQr {
       }
       first += upper ? count : 0;
       count /= 2;
+    }
+    // Fewer sums than lanes: several have the same one.
+#pragma unroll
+    for (int mask = kLastMask; mask >= kGroups; mask /= 2) {
+      sums[0] = sums[0] + shuffle_xor(sums[0], mask);
     }
     return first;
   }
@@ -750,7 +758,12 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
   const int reflected = ceil_div(k, kWidth), of_a = ceil_div(n, kWidth);
   const int panels = of_a + ceil_div(q_columns, kWidth);
 
-  Qr qr(m);
+  const bool has_place = Qr::has_place(p);
+  Qr qr(m, has_place ? 1 : reflected);
+  T* const all = qr.v;
+  const auto v_of = [&](int panel) {
+    return has_place ? all : all + panel * round_up(m, Qr::kChunkRows) * Qr::kStride;
+  };
   int staged = -1;
 #pragma unroll 1
   for (int job = 0; job < panels; ++job) {  // of A from the left, then of Q from the right
@@ -764,7 +777,8 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
     for (int i = 0; i < before; ++i) {
       const int panel = factors ? i : before - 1 - i;
       Qr::sync();
-      if (staged != panel) {
+      qr.v = v_of(panel);
+      if (staged != panel && has_place) {
         qr.stage(home, ld, panel * kWidth, min(kWidth, k - panel * kWidth));
         staged = panel;
         Qr::sync();
@@ -781,10 +795,11 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
           [&](int c) { return c < k ? min(c + 1, r_rows) : r_rows; });
     }
     if (keeps) {
+      qr.v = v_of(own);
       qr.keep(begin, steps);
       staged = own;
     }
-    if (keeps || is_raw || !factors) {
+    if ((keeps && has_place) || is_raw || !factors) {
       qr.store(
           home, ld, begin, [&](int c) { return !factors ? 0
                                                : c < k  ? c + 1

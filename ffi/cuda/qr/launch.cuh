@@ -74,12 +74,13 @@ struct QrLauncher {
     constexpr int kWarps = kShape.warps, kSlots = kShape.slots, kWidth = kShape.width;
     constexpr int kColumns = kShape.columns, kCap = kShape.min_blocks;
     using Qr = BlockQr<T, kWarps, kSlots, kWidth, kColumns>;
-    const size_t bytes = Qr::bytes(p.m, reflections_of(p));
+    const int k = reflections_of(p);
     if constexpr (kFactors) {
-      if (!Qr::has_place(p)) return kDoesNotFit;
+      const size_t bytes = Qr::bytes(p.m, k, Qr::has_place(p) ? 1 : Qr::panels(k));
       return launch_kernel<qr_block_kernel<T, kWarps, kSlots, kWidth, kColumns, kCap>>(
           stream, p.batch, 1, Qr::kThreads, bytes, p);
     } else {
+      const size_t bytes = Qr::bytes(p.m, k, 1);
       return launch_kernel<qr_product_block_kernel<T, P, kWarps, kSlots, kWidth, kColumns, kCap>>(
           stream, p.batch, 1, Qr::kThreads, bytes, p);
     }

@@ -49,6 +49,7 @@ constexpr Row<QrShape> of_block(DType dtype, QrBlockShape shape, std::string_vie
 inline constexpr QrBlockShape kNarrowFloat32{4, 16, 16, 4, 3};
 inline constexpr QrBlockShape kNarrowFloat64{4, 16, 8, 2, 3};
 inline constexpr QrBlockShape kNarrowComplex64{8, 8, 8, 2, 2};
+inline constexpr QrBlockShape kNarrowComplex128{8, 4, 4, 2, 2};
 
 inline constexpr Row<QrShape> kQrTable[] = {
     of_thread(DType::kFloat32, 12),
@@ -115,6 +116,7 @@ inline constexpr Row<QrShape> kQrTable[] = {
     of_block(DType::kComplex128, {4, 4, 8, 2, 3}),
     of_block(DType::kComplex128, {8, 4, 8, 2, 2}),
     of_block(DType::kComplex128, {8, 8, 8, 2, 1}),
+    of_block(DType::kComplex128, kNarrowComplex128, "narrow"),
 };
 static_assert(names_are_distinct(kQrTable), "give rows that overlap a variant");
 
@@ -132,17 +134,18 @@ inline constexpr Row<QrShape> kQrProductTable[] = {
 
     of_block(DType::kComplex128, {4, 4, 8, 2, 3}),
     of_block(DType::kComplex128, {8, 8, 8, 2, 1}),
+    of_block(DType::kComplex128, kNarrowComplex128, "narrow"),
 };
 static_assert(names_are_distinct(kQrProductTable), "give rows that overlap a variant");
 
-// The largest matrices of which 99 KB of shared memory, the least since sm_80, hold what is needed.
+// Every size is one kernel on every GPU: what "block.narrow" needs is below 99 KB, the least that a
+// block has of shared memory since sm_80.
 template <const auto& kTable>
 struct QrPolicy : TablePolicy<kTable> {
   template <class F>
   static void for_each_limit(F&& f) {
     for (const auto& [dtype, name] : kDTypeNames) {
-      if (is_storage_only(dtype)) continue;
-      f(Limit{dtype, dtype == DType::kComplex128 ? 256 : QrProblem::kMaxN});
+      if (!is_storage_only(dtype)) f(Limit{dtype, QrProblem::kMaxN});
     }
   }
 };
