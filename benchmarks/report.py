@@ -39,6 +39,7 @@ ON_CPU = (4, 8, 16, 32, 64, 128, 256)
 REAL = DTYPES[:2]
 ONE_TRIANGLE = tuple(op for op in USUAL_OPERATIONS if op != "cholesky_symmetrize")
 GENERAL = ("lu", "solve_gen", "inv")
+REFLECTIONS = ("qr", "qr_r")
 GENERAL_MEBIBYTES = 256
 EQUAL_MEBIBYTES = 512  # of the rows with PyTorch and `refined_solve`, which have none of 4 GiB
 BATCH = 10_000  # of the published measurements
@@ -194,6 +195,12 @@ def general(file: Path, document: Path) -> Iterator[str]:
     """Time over that of a copy, and speed-up over stock JAX: general systems."""
     rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
     yield from markdown([row for row in rows if row["op"] in GENERAL])
+
+
+def reflections(file: Path, document: Path) -> Iterator[str]:
+    """The same of QR factorizations."""
+    rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
+    yield from markdown([row for row in rows if row["op"] in REFLECTIONS])
 
 
 def pytorch(file: Path, document: Path) -> Iterator[str]:
@@ -369,6 +376,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "speed_up": speed_up,
     "speed_up_all": speed_up_all,
     "general": general,
+    "reflections": reflections,
     "pytorch": pytorch,
     "cores": cores,
     "x_floor": x_floor,

@@ -33,6 +33,8 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
                 for a, b in zip(ours, theirs, strict=True)
             ]
             yield _line(op, dtype, OURS, [figure(r["x_floor"]) if r else "-" for r in ours])
+            if not any(theirs):
+                continue
             yield _line("", "", "stock JAX", [figure(r["x_floor"]) if r else "-" for r in theirs])
             yield _line("", "", "speed-up", speed_up)
 

@@ -18,7 +18,7 @@ from jax_batched._matrices import MAX_RATIO, adjoint, norm, normal, wide
 ON_CPU = jax.default_backend() == "cpu"
 OF_CUDA = sorted({tier.kernel for tier in cuda_tiers() if tier.operation == "qr"})
 KERNELS = ("", *(("reference", "lanes", "blocked") if ON_CPU else OF_CUDA), "lax")
-OF_PRODUCTS = KERNELS if ON_CPU else ("", "block", "lax")
+OF_PRODUCTS = KERNELS if ON_CPU else ("", "lanes", "block", "lax")
 SQUARES = (1, 2, 3, 4, 5, 8, 9, 16, 17, 31, 32, 33, 64, 65, 100)
 SHAPES = [(n, n) for n in SQUARES]
 SHAPES += [(1, 4), (4, 1), (3, 7), (7, 3), (8, 40), (40, 8), (33, 31), (31, 70), (70, 33), (40, 70)]

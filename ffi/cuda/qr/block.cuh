@@ -77,17 +77,17 @@ struct BlockQr {
     return p.mode != QrProblem::kR || p.m <= p.n || p.n <= kWidth;
   }
   static __host__ __device__ constexpr int panels(int k) { return ceil_div(k, kWidth); }
-  // With the V of `kept` panels at a time.
-  static __host__ __device__ constexpr size_t bytes(int m, int k, int kept) {
-    const size_t rows = round_up(m, kChunkRows) * kept + panels(k) * kWidth;
+  // With the V of so many panels at a time.
+  static __host__ __device__ constexpr size_t bytes(int m, int k, int together) {
+    const size_t rows = round_up(m, kChunkRows) * together + panels(k) * kWidth;
     return sizeof(Fixed) + sizeof(T) * kStride * rows;
   }
 
-  __device__ __forceinline__ explicit BlockQr(int m, int kept = 1)
+  __device__ __forceinline__ explicit BlockQr(int m, int together = 1)
       : m(m),
         fixed(*reinterpret_cast<Fixed*>(kept(dynamic_shared))),
         v(reinterpret_cast<T*>(&fixed + 1)),
-        ts(v + kept * round_up(m, kChunkRows) * kStride),
+        ts(v + together * round_up(m, kChunkRows) * kStride),
         thread(threadIdx.x),
         warp(thread / 32),
         lane(thread % 32),
@@ -215,6 +215,7 @@ struct BlockQr {
       for (int s = 0; s < kSlots; ++s) a[s][j] = scale(a[s][j], by);
     }
   }
+
   // V of the panel from `begin` on, of which `from` has the part below the diagonal of `count`
   // columns, to shared memory.
   __device__ __forceinline__ void stage(const T* from, int ld, int begin, int count) {
@@ -234,9 +235,8 @@ struct BlockQr {
     wait_for_copies<0>();
   }
 
-  // Panel `panel`, whose V is staged, applied to this one. All wait for V and T before, and before
-  // V is overwritten.
-  // Of the identity's columns that belong to the panel, W is there: `is_own`.
+  // Panel `panel`, whose V is staged, applied to this one: of the identity's columns that belong to
+  // the panel, `is_own`, W is there. All wait for V and T before, and before V is overwritten.
   __device__ __forceinline__ void apply(int panel, bool adjoint, bool is_own) {
     if (is_own) {
       const T* top = v + panel * kWidth * kStride;
@@ -702,8 +702,11 @@ struct BlockQr {
           }
         });
       }
-      return;
+    } else {
+      subtract_product_by_lanes(begin);
     }
+  }
+  __device__ __forceinline__ void subtract_product_by_lanes(int begin) {
 #pragma unroll 1
     for (int l = 0; l < kWidth; l += V) {
       T y[V][kColumns];

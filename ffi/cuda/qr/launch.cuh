@@ -7,6 +7,7 @@
 #include "ffi/cuda/qr/block.cuh"
 #include "ffi/cuda/qr/lanes.cuh"
 #include "ffi/cuda/qr/policy.h"
+#include "ffi/cuda/qr/product_lanes.cuh"
 #include "ffi/cuda/qr/thread.cuh"
 #include "ffi/cuda/runtime/dispatch.cuh"
 #include "ffi/cuda/runtime/launch.cuh"
@@ -67,6 +68,21 @@ struct QrLauncher {
     return launch_kernel<qr_lanes_kernel<T, kLanes, kShape.columns, kShape.rows, kShape.steps,
                                          kShape.held, kKeeps, kShape.min_blocks>>(
         stream, p.batch, 32 / kLanes, 32, 0, p);
+  }
+
+  template <int kMaxN, QrRowsShape kShape>
+  cudaError_t launch_shape(QrRowsShape) const {
+    constexpr int kLanes = kShape.lanes, kEach = kShape.rows, kMatrices = 32 / kLanes;
+    if constexpr (std::is_same_v<P, QrMultiplyProblem>) {
+      if (p.nrhs == 1) {
+        return launch_kernel<qr_product_lanes_kernel<T, P, kLanes, kEach, 1>>(stream, p.batch,
+                                                                              kMatrices, 32, 0, p);
+      }
+      // Many columns are products of matrices.
+      if (kLanes == 32 && p.nrhs > 8 && p.kernel.empty()) return kDoesNotFit;
+    }
+    return launch_kernel<qr_product_lanes_kernel<T, P, kLanes, kEach, 4>>(stream, p.batch,
+                                                                          kMatrices, 32, 0, p);
   }
 
   template <int kMaxN, QrBlockShape kShape>

@@ -21,6 +21,11 @@ struct QrLanesShape {
   int lanes, columns, rows, steps, held;
   int min_blocks = 1;
 };
+// Of products: so many lanes of a warp for each matrix, with as many rows each.
+struct QrRowsShape {
+  static constexpr std::string_view kName = "lanes";
+  int lanes, rows;
+};
 // A block per matrix, with panels of `width` columns: a lane has some of them in every so many
 // rows, `slots` rows in all.
 struct QrBlockShape {
@@ -31,7 +36,7 @@ struct QrBlockShape {
   constexpr int64_t rows() const { return warps * slots * (32 / (width / columns)); }
 };
 
-using QrShape = std::variant<QrThreadShape, QrLanesShape, QrBlockShape>;
+using QrShape = std::variant<QrThreadShape, QrLanesShape, QrRowsShape, QrBlockShape>;
 
 constexpr Row<QrShape> of_thread(DType dtype, int max_n) {
   return {dtype, 1, max_n, QrThreadShape{}};
@@ -121,17 +126,32 @@ inline constexpr Row<QrShape> kQrTable[] = {
 static_assert(names_are_distinct(kQrTable), "give rows that overlap a variant");
 
 // Of products with Q.
+constexpr Row<QrShape> of_rows(DType dtype, QrRowsShape shape) {
+  return {dtype, 1, 512, shape, {.rows = shape.lanes * shape.rows}};
+}
 inline constexpr Row<QrShape> kQrProductTable[] = {
+    of_rows(DType::kFloat32, {8, 2}),
+    of_rows(DType::kFloat32, {16, 2}),
+    of_rows(DType::kFloat32, {32, 2}),
     of_block(DType::kFloat32, {2, 16, 32, 4, 6}),
     of_block(DType::kFloat32, kNarrowFloat32),
 
+    of_rows(DType::kFloat64, {8, 2}),
+    of_rows(DType::kFloat64, {16, 2}),
+    of_rows(DType::kFloat64, {32, 2}),
     of_block(DType::kFloat64, {2, 16, 16, 2, 4}),
     of_block(DType::kFloat64, {8, 16, 16, 2, 1}),
     of_block(DType::kFloat64, kNarrowFloat64, "narrow"),
 
+    of_rows(DType::kComplex64, {8, 2}),
+    of_rows(DType::kComplex64, {16, 2}),
+    of_rows(DType::kComplex64, {32, 2}),
     of_block(DType::kComplex64, {4, 8, 16, 2, 4}),
     of_block(DType::kComplex64, kNarrowComplex64),
 
+    of_rows(DType::kComplex128, {8, 2}),
+    of_rows(DType::kComplex128, {16, 2}),
+    of_rows(DType::kComplex128, {32, 2}),
     of_block(DType::kComplex128, {4, 4, 8, 2, 3}),
     of_block(DType::kComplex128, {8, 8, 8, 2, 1}),
     of_block(DType::kComplex128, kNarrowComplex128, "narrow"),
