@@ -40,6 +40,11 @@ REAL = DTYPES[:2]
 ONE_TRIANGLE = tuple(op for op in USUAL_OPERATIONS if op != "cholesky_symmetrize")
 GENERAL = ("lu", "solve_gen", "inv")
 REFLECTIONS = ("qr", "qr_r")
+BY_REFLECTIONS = {
+    "qr_tall": "`qr` of 8 n rows",
+    "lstsq": "`lstsq` of 2 n rows, one right-hand side",
+    "kalman": "square-root Kalman filter, 16 steps",
+}
 GENERAL_MEBIBYTES = 256
 EQUAL_MEBIBYTES = 512  # of the rows with PyTorch and `refined_solve`, which have none of 4 GiB
 BATCH = 10_000  # of the published measurements
@@ -201,6 +206,19 @@ def reflections(file: Path, document: Path) -> Iterator[str]:
     """The same of QR factorizations."""
     rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
     yield from markdown([row for row in rows if row["op"] in REFLECTIONS])
+
+
+def by_reflections(file: Path, document: Path) -> Iterator[str]:
+    """Times of what is made of QR factorizations."""
+    yield "| call | dtype | n | batch | ms | stock JAX, ms | speed-up |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    found = {(r["op"], r["dtype"], r["n"], r["batch"], r["impl"]): r["ms"] for r in load(file)}
+    for op, call in BY_REFLECTIONS.items():
+        for (name, dtype, n, batch, impl), ms in found.items():
+            if name == op and impl == OURS:
+                theirs = found.get((op, dtype, n, batch, THEIRS))
+                last = f"{figure(theirs)} | **{figure(theirs / ms)}x**" if theirs else "- | -"
+                yield f"| {call} | {dtype} | {n} | {batch:,} | {figure(ms)} | {last} |"
 
 
 def pytorch(file: Path, document: Path) -> Iterator[str]:
@@ -377,6 +395,7 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "speed_up_all": speed_up_all,
     "general": general,
     "reflections": reflections,
+    "by_reflections": by_reflections,
     "pytorch": pytorch,
     "cores": cores,
     "x_floor": x_floor,

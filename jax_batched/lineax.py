@@ -17,10 +17,11 @@ import lineax as lx
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
+from jax_batched._matrix import matmul
 from jax_batched.cho_solve import cho_solve
 from jax_batched.cholesky import cholesky
 from jax_batched.lu import lu_factor, lu_solve
-from jax_batched.qr import qr, qr_multiply
+from jax_batched.qr import has_many_rows, qr, qr_multiply
 from jax_batched.triangular_solve import solve_triangular
 
 __all__ = ["LU", "QR", "Cholesky"]
@@ -173,21 +174,41 @@ class _Structure(eqx.Module):  # type: ignore[misc, unused-ignore]
 
 class _Reflections(eqx.Module):  # type: ignore[misc, unused-ignore]
     """The QR factorization of a matrix with at least as many rows as columns, or if `wide` of the
-    transpose; and the structures of solutions and of right-hand sides."""
+    transpose; and the structures of solutions and of right-hand sides. The factors are reflections
+    and taus, or where `by_q` Q and R."""
 
-    reflections: Array
-    taus: Array
+    factors: tuple[Array, Array]
     solution: _Structure
     vector: _Structure
     wide: bool = eqx.field(static=True)
+    by_q: bool = eqx.field(static=True)
+
+    @property
+    def r(self) -> Array:
+        return self.factors[1] if self.by_q else self.factors[0][: self.factors[0].shape[1]]
+
+    def rotated(self, vector: Array) -> Array:
+        """The first entries of Q^H b."""
+        n = self.factors[0].shape[1]
+        if self.by_q:
+            return matmul(self.factors[0].T.conj(), vector[:, None])[:, 0]
+        return qr_multiply(*self.factors, vector, adjoint=True)[:n]
+
+    def rotated_back(self, vector: Array) -> Array:
+        """Q y, where the other entries of y are zero."""
+        m, n = self.factors[0].shape
+        if self.by_q:
+            return matmul(self.factors[0], vector[:, None])[:, 0]
+        return qr_multiply(*self.factors, jnp.concatenate([vector, jnp.zeros(m - n, vector.dtype)]))
 
 
 class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ignore]
     """QR solver of lineax for operators of full rank, square or not.
 
     Takes the place of `lineax.QR`: least squares where there are more rows than columns, the
-    solution of the smallest norm where there are fewer. Q is never formed. Under `vmap` the systems
-    are one batched factorization, and right-hand sides mapped over one operator are columns.
+    solution of the smallest norm where there are fewer. Q is formed only of more than 512 rows.
+    Under `vmap` the systems are one batched factorization, and right-hand sides mapped over one
+    operator are columns.
 
     Raises:
       TypeError: the operator has a dtype that `jax_batched.qr` does not take.
@@ -198,10 +219,12 @@ class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ig
         del options
         matrix = operator.as_matrix()
         wide = matrix.shape[0] < matrix.shape[1]
-        transposed, taus = qr(matrix.T if wide else matrix, mode="raw")
+        tall = matrix.T if wide else matrix
+        by_q = has_many_rows(*tall.shape)
+        left, right = qr(tall, mode="reduced" if by_q else "raw")
         solution = _Structure.of(operator.in_structure())
         vector = _Structure.of(operator.out_structure())
-        return _Reflections(transposed.T, taus, solution, vector, wide)
+        return _Reflections((left if by_q else left.T, right), solution, vector, wide, by_q)
 
     def compute(
         self, state: _Reflections, vector: Any, options: dict[str, Any]
@@ -209,15 +232,10 @@ class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ig
         """The solution: R^-1 Q^H b, or conj(Q) R^-T b of the transpose's factors."""
         del options
         flat, _ = ravel_pytree(vector)
-        m, n = state.reflections.shape
-        r = state.reflections[:n]
         if state.wide:
-            y = solve_triangular(r, flat, trans=1)
-            padded = jnp.concatenate([y, jnp.zeros(m - n, y.dtype)])
-            x = qr_multiply(state.reflections, state.taus, padded.conj()).conj()
+            x = state.rotated_back(solve_triangular(state.r, flat, trans=1).conj()).conj()
         else:
-            rotated = qr_multiply(state.reflections, state.taus, flat, adjoint=True)
-            x = solve_triangular(r, rotated[:n])
+            x = solve_triangular(state.r, state.rotated(flat))
         return state.solution.unravel(x), lx.RESULTS.successful, {}
 
     def transpose(
@@ -225,15 +243,16 @@ class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ig
     ) -> tuple[_Reflections, dict[str, Any]]:
         """The same factors, of a matrix that is the transpose."""
         return _Reflections(
-            state.reflections, state.taus, state.vector, state.solution, not state.wide
+            state.factors, state.vector, state.solution, not state.wide, state.by_q
         ), options
 
     def conj(
         self, state: _Reflections, options: dict[str, Any]
     ) -> tuple[_Reflections, dict[str, Any]]:
         """The conjugate's factors are the conjugates."""
+        left, right = state.factors
         return _Reflections(
-            state.reflections.conj(), state.taus.conj(), state.solution, state.vector, state.wide
+            (left.conj(), right.conj()), state.solution, state.vector, state.wide, state.by_q
         ), options
 
     def assume_full_rank(self) -> bool:

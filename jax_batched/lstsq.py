@@ -46,7 +46,8 @@ def lstsq(
         the x with the smallest ``||b - a x||``; otherwise the smallest x with ``a x = b``.
       b: right-hand sides of shape ``(..., m, k)``, or one vector ``(m,)``. Batch dimensions
         broadcast.
-      method: ``"qr"``: Householder QR of a, or of its conjugate transpose; Q is never formed.
+      method: ``"qr"``: Householder QR of a, or of its conjugate transpose; Q is formed of more
+        than 512 rows alone.
         ``"cholesky"``, for m >= n: the normal equations and one step of refinement, products with a
         for the most part. Where their condition is too large for as good a solution, that matrix is
         solved by QR. On the CPU ``"qr"`` was faster at all sizes measured, up to 256 x 16.

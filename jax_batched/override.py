@@ -94,7 +94,7 @@ def override_jax_linalg() -> LinalgOverride:
     """Makes JAX's own `cholesky`, `triangular_solve`, `lu` and `qr` use this library's kernels.
 
     These primitives of `jax.lax.linalg`, `householder_product` and `ormqr` are lowered to our
-    kernels on CPU and CUDA (those of QR on CPU alone), so that `jnp.linalg.{cholesky, solve, inv,
+    kernels on CPU and CUDA, so that `jnp.linalg.{cholesky, solve, inv,
     det, slogdet, qr}`, their namesakes in `jax.scipy.linalg`, its `cho_factor`, `cho_solve`,
     `lu_factor`, `lu_solve`, `solve_triangular` and every library and program that calls them run on
     them without a change of theirs::

@@ -88,8 +88,8 @@ def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -
 
     Algorithm: Householder reflections, applied by panels (Schreiber and Van Loan, "A
     storage-efficient WY representation", 1989) with a substitution in place of T (Puglisi, 1992);
-    of more than 512 rows and up to 64 columns by blocks of rows (Demmel, Grigori, Hoemmen and
-    Langou, 2012), which give LAPACK's signs where its reflections are not I;
+    ``"reduced"`` and ``"r"`` of more than 512 rows and up to 64 columns by blocks of rows (Demmel,
+    Grigori, Hoemmen and Langou, 2012), with LAPACK's signs where its reflections are not I;
     derivative after Walter and Lehmann, "Algorithmic differentiation of linear algebra functions"
     (2010), of complete Q after arXiv:2409.13374.
     """
@@ -280,7 +280,8 @@ def _is_r_alone(call: Call) -> bool:
     return bool(m > max(in_registers, default=0))
 
 
-_FEW_COLUMNS = 8  # of a panel of the other kernels
+# So many are hardly worth a way of their own: reflections of a panel have a place on every GPU.
+_FEW_COLUMNS = 8
 
 
 def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
@@ -291,7 +292,9 @@ def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
 def _is_tall(call: Call) -> bool:
     """Whether rows are many enough, and columns few enough, to factor blocks of rows first."""
     thin: bool = call.params["mode"] in ("reduced", "r")
-    return thin and has_many_rows(call.sizes["m"], call.sizes["n"])
+    m, n = call.sizes["m"], call.sizes["n"]
+    # On the CPU LAPACK is faster for few columns.
+    return thin and has_many_rows(m, n) and (call.platform == "cuda" or n > _FEW_COLUMNS)
 
 
 def has_many_rows(m: Any, n: Any) -> bool:
@@ -311,12 +314,17 @@ def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
     *batch, m, n = a.shape
     rows = min(max(64, 8 * n), _MOST_ROWS) if n > 16 else 64
     blocks = -(-m // rows)
-    zeros = jnp.zeros((*batch, blocks * rows - m, n), a.dtype)
-    parts = jnp.concatenate([a, zeros], axis=-2).reshape(*batch, blocks, rows, n)
-    of_parts, triangles = qr_op(parts, mode="reduced")
+    padded = jnp.pad(a, [*[(0, 0)] * len(batch), (0, blocks * rows - m), (0, 0)])
+    parts = padded.reshape(*batch, blocks, rows, n)
+    if mode == "r":  # of Q nothing but its first rows
+        of_parts, first = qr_op(parts[..., :1, :, :], mode="reduced")
+        (others,) = qr_op(parts[..., 1:, :, :], mode="r")
+        triangles = jnp.concatenate([first, others], axis=-3)
+    else:
+        of_parts, triangles = qr_op(parts, mode="reduced")
     q, r = qr_op(triangles.reshape(*batch, blocks * n, n), mode="reduced")
     # The signs are those that reflections of all rows at once would give.
-    top = matmul(of_parts[..., 0, :, :], q[..., :n, :])[..., :n, :]
+    top = matmul(of_parts[..., 0, :n, :], q[..., :n, :])
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
     signs = _signs_of_reflections(top, a[..., 0, :1], diagonal)
     r = r * signs[..., :, None]
@@ -352,7 +360,7 @@ def _signs_of_reflections(top: Array, first: Array, diagonal: Array) -> Array:
         rest = rest - below[..., :, None] * row[..., None, :]
         return rest, jnp.where(places == k, sign, signs)
 
-    _, signs = jax.lax.fori_loop(0, n, step, (top, jnp.ones(top.shape[:-1], top.dtype)))
+    _, signs = jax.lax.fori_loop(0, n, step, (top, jnp.ones_like(diagonal)))
     return jnp.asarray(signs)
 
 
@@ -387,7 +395,7 @@ qr_op = Operation(
         paths=(
             kernel(lambda call: takes_rows(call) and not _is_r_alone(call)),
             composed(_without_reflections, lambda call: takes_rows(call) and _is_r_alone(call)),
-            composed(_by_blocks, _is_tall),
+            composed(_by_blocks, _is_tall, automatic_sharding=True),
             lax(_lax),
         ),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},

@@ -175,7 +175,7 @@ def test_messages():
         solve(a, b, Cholesky(accuracy="exact"))
 
 
-SHAPES = ((5, 5), (7, 4), (4, 7))
+SHAPES = ((5, 5), (7, 4), (4, 7), (520, 3), (3, 520))
 
 
 def rectangles(dtype, m, n, batch=(), seed=0):

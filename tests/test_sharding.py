@@ -396,6 +396,27 @@ def test_shard_map(op):
     assert not COLLECTIVES.search(compiled_text(f, *operands))
 
 
+@pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit, "shard_map"))
+def test_many_rows(kind):
+    """QR and least squares by blocks of rows, and a gradient."""
+    a = np.random.default_rng(0).standard_normal((8, 600, 12))
+    functions = (
+        lambda a: jb.qr(a),
+        lambda a: jb.qr(a, "r"),
+        lambda a: jb.lstsq(a, a[..., :2] + 1).x,
+        lambda a: jax.grad(lambda a: jnp.sum(jb.qr(a, "r") ** 2))(a),
+    )
+    for f in functions:
+        if kind == "shard_map":
+            sharded = jax.shard_map(f, mesh=mesh(), in_specs=P("x"), out_specs=P("x"))
+            results = jax.jit(sharded)(a)
+        else:
+            with jax.set_mesh(mesh(kind)):
+                results = jax.jit(f)(*on(mesh(kind), a))
+        for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(f(a)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9)
+
+
 def test_shard_map_of_a_scan():
     """The carry varies over the mesh axis at its start and at its end."""
     (a,) = ops.BY_NAME["cholesky-lower-mean"].operands("float64", batch=(8,), n=3)

@@ -64,12 +64,14 @@ class Path:
       compute: the operation made of others; None: a call of this library's kernels.
       serves: whether it serves a call.
       broadcasts: whether `compute` takes operands whose batch dimensions only broadcast.
+      automatic_sharding: whether `compute` leaves an explicit mesh to the partitioner.
     """
 
     name: str
     compute: Callable[..., Sequence[Array]] | None
     serves: Callable[[Call], bool]
     broadcasts: bool = False
+    automatic_sharding: bool = False
 
 
 def _has_kernels(call: Call) -> bool:
@@ -102,11 +104,18 @@ def takes_rows(call: Call) -> bool:
 
 
 def composed(
-    compute: Callable[..., Sequence[Array]], serves: Callable[[Call], bool] = lambda call: True
+    compute: Callable[..., Sequence[Array]],
+    serves: Callable[[Call], bool] = lambda call: True,
+    *,
+    automatic_sharding: bool = False,
 ) -> Path:
     """Made of operations that have kernels, in the range of its own and where it serves."""
     return Path(
-        "composed", compute, lambda call: _has_kernels(call) and serves(call), broadcasts=True
+        "composed",
+        compute,
+        lambda call: _has_kernels(call) and serves(call),
+        broadcasts=True,
+        automatic_sharding=automatic_sharding,
     )
 
 
@@ -441,11 +450,11 @@ class Operation:
             with _ffi.force_kernel(forced), mask.only(where):
                 return compute(*data)
 
-        if path.name == "lax":
-            if platform == "cpu" and _jax.LAPACK_BATCHES_BLOCK:  # a loop: split before it is one
-                partitioning = sharding.partitioning_context(platform, ctx)
-                if partitioning is not None:
-                    return self._lower_partitioned(partitioning, *operands, **params)
+        if path.name == "lax" and platform == "cpu" and _jax.LAPACK_BATCHES_BLOCK:
+            partitioning = sharding.partitioning_context(platform, ctx)
+            if partitioning is not None:  # a loop: split before it is one
+                return self._lower_partitioned(partitioning, *operands, **params)
+        if path.name == "lax" or path.automatic_sharding:
             made_of_others = _jax.with_automatic_sharding(made_of_others, ctx.avals_out)
         return mlir.lower_fun(made_of_others, multiple_results=True)(ctx, *operands)
 

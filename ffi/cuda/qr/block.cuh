@@ -212,7 +212,7 @@ struct BlockQr {
       exponents[j] = min(max(exponent(most), kSmallestExponent), -kSmallestExponent);
       const R by = power(-exponents[j]);
 #pragma unroll
-      for (int s = 0; s < kSlots; ++s) a[s][j] = scale(a[s][j], by);
+      for (int s = 0; s < kSlots; ++s) a[s][j] = scale_nonzero(a[s][j], by);
     }
   }
 
@@ -270,7 +270,6 @@ struct BlockQr {
         const int k = first + g;
         if (k >= steps) break;
         const auto h = step(begin + k, k, g, columns);
-        finite = finite && is_finite(h.beta);
         if (group == g) {
           inverse[0] = Reflection<T>::inverse(h.first);
           beta[0] = T(h.beta);
@@ -311,6 +310,16 @@ struct BlockQr {
         }
       }
     }
+    bool failed = false;  // R's diagonal is not finite
+#pragma unroll
+    for (int s = 0; s < kSlots; ++s) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        const bool on_diagonal = column(j) < steps && row(s) == begin + column(j);
+        failed = failed || (on_diagonal && !is_finite(a[s][j]));
+      }
+    }
+    finite = finite && !any(failed);
   }
 
   // V of the panel that was factored to shared memory.
