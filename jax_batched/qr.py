@@ -291,10 +291,11 @@ def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
 
 def _is_tall(call: Call) -> bool:
     """Whether rows are many enough, and columns few enough, to factor blocks of rows first."""
-    thin: bool = call.params["mode"] in ("reduced", "r")
-    m, n = call.sizes["m"], call.sizes["n"]
+    mode, m, n = call.params["mode"], call.sizes["m"], call.sizes["n"]
+    if mode not in ("reduced", "r") or not has_many_rows(m, n):
+        return False
     # On the CPU LAPACK is faster for few columns.
-    return thin and has_many_rows(m, n) and (call.platform == "cuda" or n > _FEW_COLUMNS)
+    return call.platform == "cuda" or bool(n > (8 if mode == "reduced" else 16))
 
 
 def has_many_rows(m: Any, n: Any) -> bool:

@@ -399,7 +399,7 @@ def test_shard_map(op):
 @pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit, "shard_map"))
 def test_many_rows(kind):
     """QR and least squares by blocks of rows, and a gradient."""
-    a = np.random.default_rng(0).standard_normal((8, 600, 12))
+    a = np.random.default_rng(0).standard_normal((8, 600, 20))
     functions = (
         lambda a: jb.qr(a),
         lambda a: jb.qr(a, "r"),
