@@ -76,6 +76,11 @@ DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
 }
 
 
+def is_rhs(role: str) -> bool:
+    """Whether an operand is made of right-hand sides."""
+    return "rhs" in (role, DERIVED.get(role, ("",))[0])
+
+
 def matrix_bytes(dtype: str, m: int, n: int, batch: int) -> int:
     """The size of a batch of m x n matrices."""
     return batch * m * n * np.dtype(dtype).itemsize
@@ -105,7 +110,7 @@ class Inputs:
 
     def _operand(self, role: str, nrhs: int) -> list[jax.Array]:
         """One operand, for every set."""
-        nrhs = nrhs if role in ("rhs", "tall_rhs") else 0
+        nrhs = nrhs if is_rhs(role) else 0
         name = (role, nrhs)
         if name not in self._made:
             if role in DERIVED:

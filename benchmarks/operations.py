@@ -12,6 +12,7 @@ import numpy as np
 
 import jax_batched as jb
 from benchmarks.implementations import torch
+from benchmarks.inputs import is_rhs
 from benchmarks.kalman import STEPS, plain_filter, square_root_filter
 from jax_batched._matrices import (
     adjoint,
@@ -36,7 +37,7 @@ class Operation:
 
     def nrhs(self, wanted: int) -> int:
         """The number of right-hand sides, 0 where the operation has none."""
-        return wanted if {"rhs", "tall_rhs"} & set(self.operands) else 0
+        return wanted if any(map(is_rhs, self.operands)) else 0
 
 
 # The floors are those of the results file's definition. For one right-hand side, or as many as

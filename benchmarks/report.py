@@ -196,16 +196,10 @@ def speed_up_all(file: Path, document: Path) -> Iterator[str]:
     yield from speed_ups(usual(file), USUAL_OPERATIONS, DTYPES, (4, *SHORT))
 
 
-def general(file: Path, document: Path) -> Iterator[str]:
-    """Time over that of a copy, and speed-up over stock JAX: general systems."""
+def family(ops: Sequence[str], file: Path, document: Path) -> Iterator[str]:
+    """Time over that of a copy, and speed-up over stock JAX: some operations."""
     rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
-    yield from markdown([row for row in rows if row["op"] in GENERAL])
-
-
-def reflections(file: Path, document: Path) -> Iterator[str]:
-    """The same of QR factorizations."""
-    rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
-    yield from markdown([row for row in rows if row["op"] in REFLECTIONS])
+    yield from markdown([row for row in rows if row["op"] in ops])
 
 
 def by_reflections(file: Path, document: Path) -> Iterator[str]:
@@ -393,8 +387,8 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "pictures": pictures,
     "speed_up": speed_up,
     "speed_up_all": speed_up_all,
-    "general": general,
-    "reflections": reflections,
+    "general": partial(family, GENERAL),
+    "reflections": partial(family, REFLECTIONS),
     "by_reflections": by_reflections,
     "pytorch": pytorch,
     "cores": cores,

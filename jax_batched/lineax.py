@@ -17,12 +17,11 @@ import lineax as lx
 from jax import Array
 from jax.flatten_util import ravel_pytree
 
-from jax_batched._matrix import matmul
+from jax_batched import _checks
 from jax_batched.cho_solve import cho_solve
 from jax_batched.cholesky import cholesky
+from jax_batched.lstsq import apply_pseudoinverse, factors_of
 from jax_batched.lu import lu_factor, lu_solve
-from jax_batched.qr import has_many_rows, qr, qr_multiply
-from jax_batched.triangular_solve import solve_triangular
 
 __all__ = ["LU", "QR", "Cholesky"]
 
@@ -172,37 +171,18 @@ class _Structure(eqx.Module):  # type: ignore[misc, unused-ignore]
         return ravel_pytree(jax.tree.unflatten(self.tree, zeros))[1](flat)
 
 
-class _Reflections(eqx.Module):  # type: ignore[misc, unused-ignore]
+class _Orthogonal(eqx.Module):  # type: ignore[misc, unused-ignore]
     """The QR factorization of a matrix with at least as many rows as columns, or if `wide` of the
-    transpose; and the structures of solutions and of right-hand sides. The factors are reflections
-    and taus, or where `by_q` Q and R."""
+    transpose, as `jax_batched.lstsq` has it; and the structures of solutions and right-hand sides.
+    """
 
     factors: tuple[Array, Array]
     solution: _Structure
     vector: _Structure
     wide: bool = eqx.field(static=True)
-    by_q: bool = eqx.field(static=True)
-
-    @property
-    def r(self) -> Array:
-        return self.factors[1] if self.by_q else self.factors[0][: self.factors[0].shape[1]]
-
-    def rotated(self, vector: Array) -> Array:
-        """The first entries of Q^H b."""
-        n = self.factors[0].shape[1]
-        if self.by_q:
-            return matmul(self.factors[0].T.conj(), vector[:, None])[:, 0]
-        return qr_multiply(*self.factors, vector, adjoint=True)[:n]
-
-    def rotated_back(self, vector: Array) -> Array:
-        """Q y, where the other entries of y are zero."""
-        m, n = self.factors[0].shape
-        if self.by_q:
-            return matmul(self.factors[0], vector[:, None])[:, 0]
-        return qr_multiply(*self.factors, jnp.concatenate([vector, jnp.zeros(m - n, vector.dtype)]))
 
 
-class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ignore]
+class QR(lx.AbstractLinearSolver[_Orthogonal]):  # type: ignore[misc, unused-ignore]
     """QR solver of lineax for operators of full rank, square or not.
 
     Takes the place of `lineax.QR`: least squares where there are more rows than columns, the
@@ -214,45 +194,45 @@ class QR(lx.AbstractLinearSolver[_Reflections]):  # type: ignore[misc, unused-ig
       TypeError: the operator has a dtype that `jax_batched.qr` does not take.
     """
 
-    def init(self, operator: lx.AbstractLinearOperator, options: dict[str, Any]) -> _Reflections:
+    def init(self, operator: lx.AbstractLinearOperator, options: dict[str, Any]) -> _Orthogonal:
         """The factorization of the operator's matrix, or of its transpose."""
         del options
         matrix = operator.as_matrix()
         wide = matrix.shape[0] < matrix.shape[1]
-        tall = matrix.T if wide else matrix
-        by_q = has_many_rows(*tall.shape)
-        left, right = qr(tall, mode="reduced" if by_q else "raw")
+        (tall,), dtype = _checks.operands("lineax.QR", matrix=matrix.T if wide else matrix)
+        left, right = factors_of(tall)
         solution = _Structure.of(operator.in_structure())
         vector = _Structure.of(operator.out_structure())
-        return _Reflections((left if by_q else left.T, right), solution, vector, wide, by_q)
+        return _Orthogonal((left.astype(dtype), right.astype(dtype)), solution, vector, wide)
 
     def compute(
-        self, state: _Reflections, vector: Any, options: dict[str, Any]
+        self, state: _Orthogonal, vector: Any, options: dict[str, Any]
     ) -> tuple[Any, lx.RESULTS, dict[str, Any]]:
         """The solution: R^-1 Q^H b, or conj(Q) R^-T b of the transpose's factors."""
         del options
         flat, _ = ravel_pytree(vector)
-        if state.wide:
-            x = state.rotated_back(solve_triangular(state.r, flat, trans=1).conj()).conj()
-        else:
-            x = solve_triangular(state.r, state.rotated(flat))
+        left, right = state.factors
+        (left, right, b), dtype = _checks.operands("lineax.QR", left=left, right=right, vector=flat)
+        # Of the transpose's P, conj(P^H conj(b)). The matrix itself is for derivatives alone, which
+        # are lineax' own: anything of its shape stands for it.
+        rhs = (b.conj() if state.wide else b)[:, None]
+        x = apply_pseudoinverse(left, (left, right), rhs, adjoint=state.wide)[:, 0]
+        x = (x.conj() if state.wide else x).astype(dtype)
         return state.solution.unravel(x), lx.RESULTS.successful, {}
 
     def transpose(
-        self, state: _Reflections, options: dict[str, Any]
-    ) -> tuple[_Reflections, dict[str, Any]]:
+        self, state: _Orthogonal, options: dict[str, Any]
+    ) -> tuple[_Orthogonal, dict[str, Any]]:
         """The same factors, of a matrix that is the transpose."""
-        return _Reflections(
-            state.factors, state.vector, state.solution, not state.wide, state.by_q
-        ), options
+        return _Orthogonal(state.factors, state.vector, state.solution, not state.wide), options
 
     def conj(
-        self, state: _Reflections, options: dict[str, Any]
-    ) -> tuple[_Reflections, dict[str, Any]]:
+        self, state: _Orthogonal, options: dict[str, Any]
+    ) -> tuple[_Orthogonal, dict[str, Any]]:
         """The conjugate's factors are the conjugates."""
         left, right = state.factors
-        return _Reflections(
-            (left.conj(), right.conj()), state.solution, state.vector, state.wide, state.by_q
+        return _Orthogonal(
+            (left.conj(), right.conj()), state.solution, state.vector, state.wide
         ), options
 
     def assume_full_rank(self) -> bool:

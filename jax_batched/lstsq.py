@@ -137,15 +137,29 @@ def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
     m, n = a.shape[-2:]
     tall = at_least(n, m)
     system = a if tall else adjoint(a)
-    known = jax.lax.stop_gradient(system)
-    if has_many_rows(*system.shape[-2:]):
-        q, r = qr_op(known, mode="reduced")
-        (x,) = pseudoinverse_by_q_op(system, q, r, b, adjoint=not tall)
-    else:
-        r, taus = qr_op(known, mode="raw")
-        (x,) = pseudoinverse_op(system, r, taus, b, adjoint=not tall)
-    rank, info = _rank(r, size=max(m, n))
+    factors = factors_of(jax.lax.stop_gradient(system))
+    x = apply_pseudoinverse(system, factors, b, adjoint=not tall)
+    rank, info = _rank(factors[_where_r_is(*system.shape[-2:])], size=max(m, n))
     return _spoilt(x, info), rank, info
+
+
+def factors_of(a: Array) -> tuple[Array, Array]:
+    """The reflections of a tall matrix and their factors; Q and R where it has many rows."""
+    left, right = qr_op(a, mode="reduced" if has_many_rows(*a.shape[-2:]) else "raw")
+    return left, right
+
+
+def _where_r_is(m: int, n: int) -> int:
+    return 1 if has_many_rows(m, n) else 0
+
+
+def apply_pseudoinverse(
+    a: Array, factors: tuple[Array, Array], b: Array, *, adjoint: bool
+) -> Array:
+    """P b or P^H b, P being the pseudoinverse of a matrix of which the factors are known."""
+    op = pseudoinverse_by_q_op if has_many_rows(*a.shape[-2:]) else pseudoinverse_op
+    (x,) = op(a, *factors, b, adjoint=adjoint)
+    return x
 
 
 def _solve_triangle(r: Array, b: Array, *, adjoint: bool) -> Array:

@@ -280,8 +280,7 @@ def _is_r_alone(call: Call) -> bool:
     return bool(m > max(in_registers, default=0))
 
 
-# So many are hardly worth a way of their own: reflections of a panel have a place on every GPU.
-_FEW_COLUMNS = 8
+_FEW_COLUMNS = 8  # whose reflections shared memory holds on every GPU
 
 
 def _without_reflections(a: Array, *, mode: str) -> Sequence[Array]:
@@ -313,7 +312,7 @@ def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
     factorizations" (2012).
     """
     *batch, m, n = a.shape
-    rows = min(max(64, 8 * n), _MOST_ROWS) if n > 16 else 64
+    rows = 64 if n <= 16 else 8 * n
     blocks = -(-m // rows)
     padded = jnp.pad(a, [*[(0, 0)] * len(batch), (0, blocks * rows - m), (0, 0)])
     parts = padded.reshape(*batch, blocks, rows, n)
@@ -361,8 +360,8 @@ def _signs_of_reflections(top: Array, first: Array, diagonal: Array) -> Array:
         rest = rest - below[..., :, None] * row[..., None, :]
         return rest, jnp.where(places == k, sign, signs)
 
-    _, signs = jax.lax.fori_loop(0, n, step, (top, jnp.ones_like(diagonal)))
-    return jnp.asarray(signs)
+    found: tuple[Array, Array] = jax.lax.fori_loop(0, n, step, (top, jnp.ones_like(diagonal)))
+    return found[1]
 
 
 def _lax(a: Array, *, mode: str) -> Sequence[Array]:

@@ -144,6 +144,19 @@ def on_each(op: Callable[..., Any], calls: Sequence[Any], kernel: str = "") -> l
     return [jax.tree.map(np.asarray, result) for result in results]
 
 
+def serves_shape(operations: Sequence[str], kernel: str, dtype: str, m: int, n: int) -> bool:
+    """Whether a kernel can be forced for operations on matrices that need not be square."""
+    if jax.default_backend() == "cpu" or kernel in ("", "lax"):
+        return True
+    if kernel == "thread" and m != n:
+        return False
+    tiers = [tier for tier in cuda_tiers() if (tier.kernel, tier.dtype) == (kernel, dtype)]
+    return all(
+        any(tier.operation == op and tier.min_n <= max(m, n) <= tier.max_n for tier in tiers)
+        for op in operations
+    )
+
+
 def check_same_bits(
     f: Callable[..., Any], arrays: Sequence[Any], kernels: Sequence[str] = ("lanes", "blocked", "")
 ) -> None:

@@ -32,16 +32,7 @@ def run(f, *operands, kernel=""):
 
 
 def serves(kernel, dtype, m, n, operations=("lu",)):
-    """Whether a kernel can be forced for these operations and this shape."""
-    if ON_CPU or kernel in ("", "lax"):
-        return True
-    if kernel == "thread" and m != n:
-        return False
-    tiers = [tier for tier in cuda_tiers() if (tier.kernel, tier.dtype) == (kernel, dtype)]
-    return all(
-        any(tier.operation == op and tier.min_n <= max(m, n) <= tier.max_n for tier in tiers)
-        for op in operations
-    )
+    return ops.serves_shape(operations, kernel, dtype, m, n)
 
 
 def factors_of(lu):

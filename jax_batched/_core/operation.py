@@ -394,7 +394,7 @@ class Operation:
         """The path of the call that is lowered in this context."""
         dtype = ctx.avals_in[self.rules.data].dtype
         paths = self.rules.paths
-        forced = [path for path in paths if path.name == params["kernel"] != "kernel"]
+        named = [path for path in paths if path.name == params["kernel"] != "kernel"]
         if platform is None:
             serving = paths[-1:]
         else:
@@ -402,7 +402,7 @@ class Operation:
             for_export = _jax.is_for_export(ctx)
             call = Call(self.name, platform, dtype, sizes, _own(params), for_export)
             serving = tuple(path for path in paths if path.serves(call))
-        path = (forced or serving)[0]
+        path = ([path for path in named if path in serving] or named or serving)[0]
         if path.compute is not None and self._is_stored(dtype):
             return self._widened
         return path

@@ -17,9 +17,8 @@
 
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/device/tensor.cuh"
-#include "ffi/cuda/layout/view.cuh"
+#include "ffi/cuda/qr/product.cuh"
 #include "ffi/cuda/qr/reflection.cuh"
-#include "ffi/problems/qr.h"
 
 namespace jax_batched::cuda {
 
@@ -129,13 +128,26 @@ struct BlockQr {
   __device__ __forceinline__ int column(int j) const { return group + kGroups * j; }
   __device__ __forceinline__ T* t(int panel) const { return ts + panel * kWidth * kStride; }
 
-  // Calls f(s) for the slots that have rows from `begin` on, and maybe a few others; or for those
-  // that have no others g(s).
-  template <class F, class G>
-  __device__ __forceinline__ void for_slots(int begin, const F& f, const G& g) const {
+  // Calls f(first) for the first slots of the chunks that have rows from `begin` on.
+  template <class F>
+  __device__ __forceinline__ void for_chunks(int begin, const F& f) const {
 #pragma unroll
     for (int first = 0; first < kSlots; first += kChunk) {
-      if (first * kStep + kChunkRows <= begin || first * kStep >= m) continue;
+      if (first * kStep + kChunkRows > begin && first * kStep < m) f(first);
+    }
+  }
+  // Calls f(s) for the slots of these.
+  template <class F>
+  __device__ __forceinline__ void for_slots(int begin, const F& f) const {
+    for_chunks(begin, [&](int first) {
+#pragma unroll
+      for (int s = first; s < first + kChunk; ++s) f(s);
+    });
+  }
+  // The same, but g(s) in chunks whose rows are all beyond `begin`.
+  template <class F, class G>
+  __device__ __forceinline__ void for_slots(int begin, const F& f, const G& g) const {
+    for_chunks(begin, [&](int first) {
       if (first * kStep <= begin) {
 #pragma unroll
         for (int s = first; s < first + kChunk; ++s) f(s);
@@ -143,16 +155,7 @@ struct BlockQr {
 #pragma unroll
         for (int s = first; s < first + kChunk; ++s) g(s);
       }
-    }
-  }
-  template <class F>
-  __device__ __forceinline__ void for_slots(int begin, const F& f) const {
-#pragma unroll
-    for (int first = 0; first < kSlots; first += kChunk) {
-      if (first * kStep + kChunkRows <= begin || first * kStep >= m) continue;
-#pragma unroll
-      for (int s = first; s < first + kChunk; ++s) f(s);
-    }
+    });
   }
 
   // Columns from `begin` on of a matrix in memory, or of the identity.
@@ -286,13 +289,14 @@ struct BlockQr {
       go_round(beta);
       go_round(columns);
     }
-    bool is_raised = false;
+    bool is_raised = false, failed = false;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
       const int e = max(exponents[j], kSmallestExponent);
       is_raised = is_raised || e != exponents[j];
       const T by = T(power(e));
+      failed = failed || (column(j) < steps && !is_finite(product(beta[j], by)));
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const T r = row(s) == pivot ? beta[j] : a[s][j];
@@ -308,15 +312,6 @@ struct BlockQr {
         for (int s = 0; s < kSlots; ++s) {
           if (row(s) <= pivot) a[s][j] = scale(a[s][j], by);
         }
-      }
-    }
-    bool failed = false;  // R's diagonal is not finite
-#pragma unroll
-    for (int s = 0; s < kSlots; ++s) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        const bool on_diagonal = column(j) < steps && row(s) == begin + column(j);
-        failed = failed || (on_diagonal && !is_finite(a[s][j]));
       }
     }
     finite = finite && !any(failed);
@@ -741,19 +736,6 @@ struct BlockQr {
   }
 };
 
-// Entries of a matrix of which only zeros below the diagonal are kept, or none.
-template <class T>
-__device__ __forceinline__ void spoil(T* to, int rows, int columns, bool keeps_zeros, int thread,
-                                      int threads) {
-#pragma unroll 1
-  for (int i = 0; i < rows; ++i) {
-#pragma unroll 1
-    for (int j = (keeps_zeros ? i : 0) + thread; j < columns; j += threads) {
-      to[i * columns + j] = quiet_nan<T>();
-    }
-  }
-}
-
 template <class T, int kWarps, int kSlots, int kWidth, int kColumns, int kCap>
 __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrProblem p) {
   using Qr = BlockQr<T, kWarps, kSlots, kWidth, kColumns>;
@@ -832,9 +814,9 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
     for (int j = qr.lane; j < min(i, n); j += 32) r[i * n + j] = T(Real<T>(0));
   }
   if (!qr.finite) {
-    spoil(r, r_rows, n, !is_raw, qr.thread, Qr::kThreads);
-    if (q != nullptr) spoil(q, m, q_columns, false, qr.thread, Qr::kThreads);
-    if (is_raw) spoil(p.taus.at<T>(entry, k), 1, k, false, qr.thread, Qr::kThreads);
+    fill_failed<Qr::kThreads>(r, r_rows, n, !is_raw);
+    if (q != nullptr) fill_failed<Qr::kThreads>(q, m, q_columns, false);
+    if (is_raw) fill_failed<Qr::kThreads>(p.taus.at<T>(entry, k), 1, k, false);
   }
 }
 
@@ -849,18 +831,7 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_product_block_kernel(con
   const T* a = matrix_at<const T>(p.a, entry, m, n);
   const T* taus = matrix_at<const T>(p.taus, entry, k);
   const int panels = ceil_div(k, kWidth);
-  int columns = n;
-  bool adjoint = false;
-  const T* from = nullptr;
-  T* to;
-  if constexpr (kForms) {
-    to = p.q.template at<T>(entry, m, n);
-  } else {
-    columns = static_cast<int>(p.nrhs);
-    adjoint = p.adjoint;
-    from = matrix_at<const T>(p.c, entry, m, columns);
-    to = p.x.template at<T>(entry, m, columns);
-  }
+  const auto [from, to, columns, adjoint] = product_of<T>(p, entry);
   Qr qr(m);
   int staged = -1;
   const auto stage = [&](int panel) {
@@ -871,12 +842,11 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_product_block_kernel(con
       Qr::sync();
     }
   };
-  // As many more panels come first, from which T is made.
-  const int made = panels;
+  // Before column 0 come the panels of V, of which T is made.
 #pragma unroll 1
-  for (int begin = -made * kWidth; begin < columns; begin += kWidth) {
+  for (int begin = -panels * kWidth; begin < columns; begin += kWidth) {
     if (begin < 0) {
-      const int panel = begin / kWidth + made;
+      const int panel = begin / kWidth + panels;
       stage(panel);
       qr.make_t_of_staged(panel, taus + panel * kWidth, min(kWidth, k - panel * kWidth));
       continue;

@@ -3,9 +3,8 @@
 // one, C -= v tau (v^H C): a product v^H C is a sum over lanes.
 #pragma once
 
-#include "ffi/cuda/layout/view.cuh"
+#include "ffi/cuda/qr/product.cuh"
 #include "ffi/cuda/qr/reflection.cuh"
-#include "ffi/problems/qr.h"
 
 namespace jax_batched::cuda {
 
@@ -25,18 +24,7 @@ __global__ void __launch_bounds__(32) qr_product_lanes_kernel(const P p) {
   const int m = p.m, n = p.n, k = static_cast<int>(p.k);
   const T* a = matrix_at<const T>(p.a, entry, m, n);
   const T* taus = matrix_at<const T>(p.taus, entry, k);
-  int columns = n;
-  bool adjoint = false;
-  const T* from = nullptr;
-  T* to;
-  if constexpr (kForms) {
-    to = p.q.template at<T>(entry, m, n);
-  } else {
-    columns = static_cast<int>(p.nrhs);
-    adjoint = p.adjoint;
-    from = matrix_at<const T>(p.c, entry, m, columns);
-    to = p.x.template at<T>(entry, m, columns);
-  }
+  const auto [from, to, columns, adjoint] = product_of<T>(p, entry);
 #pragma unroll 1
   for (int begin = 0; begin < columns; begin += kColumns) {
     T c[kRows][kColumns];

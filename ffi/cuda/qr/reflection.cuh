@@ -169,4 +169,16 @@ struct Reflection {
   }
 };
 
+// Results of a matrix that are all NaN, but for the zeros below R's diagonal; by kLanes neighbours.
+template <int kLanes, class T>
+__device__ __noinline__ void fill_failed(T* to, int rows, int columns, bool is_triangle) {
+#pragma unroll 1
+  for (int i = 0; i < rows; ++i) {
+#pragma unroll 1
+    for (int j = threadIdx.x % kLanes; j < columns; j += kLanes) {
+      to[i * columns + j] = is_triangle && i > j ? T(Real<T>(0)) : quiet_nan<T>();
+    }
+  }
+}
+
 }  // namespace jax_batched::cuda
