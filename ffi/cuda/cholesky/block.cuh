@@ -28,6 +28,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ffi/cuda/cholesky/averages.cuh"
 #include "ffi/cuda/cholesky/panel.cuh"
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/device/math.cuh"
@@ -90,7 +91,8 @@ struct BlockFactor {
       2 * kChunkElements > kRows* kFinishedRow ? 2 * kChunkElements : kRows * kFinishedRow;
   static constexpr int kLowerTiles = kColumnTiles * (kColumnTiles + 1) / 2;
   static constexpr int kElements = kWorkElements + (kLowerTiles + kColumnTiles) * kTile;
-  static constexpr size_t kSharedBytes = kElements * sizeof(T) + sizeof(int);
+  static_assert(kElements * sizeof(T) % alignof(Source<T>) == 0);
+  static constexpr size_t kSharedBytes = kElements * sizeof(T) + sizeof(Source<T>);
 
   // A column of 8x8 tiles of the warp's rows, and all of them: entries (r, c) and (r, c + 1) of
   // this lane in row tile i and column tile j are acc[j][i][0] and acc[j][i][1], where r = r0 +
@@ -343,6 +345,7 @@ struct BlockFactor {
       }
     }
     if (mean) {
+      const Part part{.upper = false, .mean = true, .checked = true};
 #pragma unroll
       for (int j = 0; j < kColumnTiles; ++j) {
         const int c = c0 + pair_column() + 8 * j;
@@ -356,8 +359,8 @@ struct BlockFactor {
         }
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i) {
-          acc[j][i][0] = hermitian_mean(acc[j][i][0], mirror[i][0]);
-          acc[j][i][1] = hermitian_mean(acc[j][i][1], mirror[i][1]);
+          acc[j][i][0] = part.mean_of<T>(acc[j][i][0], mirror[i][0]);
+          acc[j][i][1] = part.mean_of<T>(acc[j][i][1], mirror[i][1]);
         }
       }
     }
@@ -481,20 +484,22 @@ struct BlockFactor {
     return __ffs(__ballot_sync(kFullWarp, is_nan(root)));
   }
 
-  // Factors `a` into `l`; kAccess says which triangle, or `mean`. Returns info, in every thread.
-  static __device__ __forceinline__ int factor(const View<T>& a, T* l, T* shared, bool mean) {
-    const int n = a.rows;
+  static __device__ __forceinline__ Source<T>& source(T* shared) {
+    return *reinterpret_cast<Source<T>*>(shared + kElements);
+  }
+  // Factors the source into `l`; kAccess says which triangle. Returns info, in every thread.
+  static __device__ __forceinline__ int factor(int n, T* l, T* shared) {
+    const Source<T>& source = BlockFactor::source(shared);
     T* const lower = shared + kWorkElements;          // tiles L_pp, L_(p+1)p, ... of each panel p
     T* const inverses = lower + kLowerTiles * kTile;  // -L_pp^-1
-    int* const info = reinterpret_cast<int*>(shared + kElements);
+    int* const info = &BlockFactor::source(shared).info;
     const int top_tile = kRowTiles * warp();  // of this warp, counted from the tile's top
     T* const finished = shared + kWarpRows * warp() * kFinishedRow;
-    if (threadIdx.x == 0) *info = 0;
 
 #pragma unroll 1
     for (int c0 = 0; c0 < n; c0 += kColumns) {
       const int panels = ceil_div(min(kColumns, n - c0), 8);
-      const int scale = find_scale(a, c0);
+      const int scale = find_scale(source.matrix(n), c0);
 #pragma unroll 1
       for (int r0 = c0; r0 < n; r0 += kRows) {
         const bool diagonal = r0 == c0;
@@ -514,7 +519,7 @@ struct BlockFactor {
         };
         if (c0 > 0) start(0);
         Accumulator acc;
-        if (active) load_tile(acc, a, r0, c0, mean);
+        if (active) load_tile(acc, source.matrix(n), r0, c0, source.mean);
 #pragma unroll 1
         for (int k0 = 0; k0 < c0; k0 += kDepth) {
           wait_for_copies<0>();
@@ -531,7 +536,8 @@ struct BlockFactor {
         if (c0 > 0) __syncthreads();  // `finished` is where the chunks were
         if constexpr (kPrefetch && !kUpper) {
           const bool more = r0 + kRows < n;
-          prefetch_tile(a, more ? r0 + kRows : c0 + kColumns, more ? c0 : c0 + kColumns);
+          prefetch_tile(source.matrix(n), more ? r0 + kRows : c0 + kColumns,
+                        more ? c0 : c0 + kColumns);
         }
         if constexpr (kTensor) {
           if (!diagonal && panels == kColumnTiles) {

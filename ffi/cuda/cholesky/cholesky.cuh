@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "ffi/cuda/cholesky/averages.cuh"
 #include "ffi/cuda/cholesky/block.cuh"
 #include "ffi/cuda/cholesky/block_shared.cuh"
 #include "ffi/cuda/cholesky/panel.cuh"
@@ -70,6 +71,45 @@ struct CholeskyWarpShared {
       kPanelBytes + RowStage<S, kTiles, kExact>::kElements * static_cast<int>(sizeof(S));
 };
 
+// What a warp factors. One triangle is read as fragments, whole sectors of it and no others. Both
+// triangles, or the short rows of 16-bit elements, go through shared memory, `kArea` elements for
+// each matrix.
+template <int kArea, class S, class T, int kTiles, bool kExact, int kGroup>
+__device__ __forceinline__ void load_matrices(Fragment<T, kTiles> (&m)[kGroup],
+                                              const CholeskyProblem& args,
+                                              const RowStage<S, kTiles, kExact>& rows, S* shared,
+                                              const MatrixRun<S> (&a)[kGroup], int64_t first,
+                                              int lane) {
+  const auto load_both = [&](bool mean, bool checked = false) {
+    load_staged<kGroup, kArea>(m, rows, shared, a, {args.upper, mean, checked}, lane);
+  };
+  if constexpr (std::is_same_v<S, T>) {
+    const int n = rows.n;
+    const auto load_triangle = [&](int q, const T* from) {
+      load_fragment<kExact ? kTiles : kTiles - 1>(m[q], View<T>::square(from, n),
+                                                  {args.upper, false}, 0, 0, lane);
+    };
+    constexpr bool kAveragesAreMany = kTiles * (kTiles + 1) > (kIsComplex<T> ? 40 : 80);
+    if (!args.symmetrize) {
+#pragma unroll
+      for (int q = 0; q < kGroup; ++q) load_triangle(q, a[q].data);
+    } else if constexpr (kAveragesAreMany) {
+      static_assert(kGroup == 1);
+      const Diagonal<T, 32, 8 * kTiles> diagonal(a[0].data, n);
+      load_both(true, true);
+      if (!__any_sync(kFullWarp, diagonal.is_large())) return;
+      T* averages = args.l.at<T>(first, n, n);
+      store_averages<32>(a[0].data, averages, n);
+      __syncwarp();
+      load_triangle(0, averages);
+    } else {
+      load_both(true);
+    }
+  } else {
+    load_both(args.symmetrize);
+  }
+}
+
 // One warp for kGroup matrices of 8 * kTiles - 7 .. 8 * kTiles rows (kExact: of 8 * kTiles), held
 // in registers as tiles (fragment.cuh); panel by panel (panel.cuh), flushing 8 rows after each.
 template <class S, int kTiles, int kGroup, bool kExact, int kWarps, int kMinBlocks>
@@ -95,20 +135,8 @@ __global__ void __launch_bounds__(32 * kWarps, kMinBlocks)
   for (int q = 0; q < kGroup; ++q) {
     a[q] = rows.matrix(args.a.as<const S>(), min(first + q, args.batch - 1), args.batch);
   }
-  // One triangle is read as fragments, whole sectors of it and no others. Both triangles, or the
-  // short rows of 16-bit elements, go through shared memory.
-  constexpr bool kDirect = std::is_same_v<S, T>;
-  if (kDirect && !args.symmetrize) {
-#pragma unroll
-    for (int q = 0; q < kGroup; ++q) {
-      load_fragment<kExact ? kTiles : kTiles - 1>(
-          m[q], View<T>::square(reinterpret_cast<const T*>(a[q].data), n), {args.upper, false}, 0,
-          0, lane);
-    }
-  } else {
-    load_staged<kGroup, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(shared), a,
-                                                    {args.upper, kDirect || args.symmetrize}, lane);
-  }
+  load_matrices<Shared::kBytes / sizeof(S)>(m, args, rows, reinterpret_cast<S*>(shared), a, first,
+                                            lane);
 #pragma unroll
   for (int q = 0; q < kGroup; ++q) rows.clear(stage(q), lane);
   // In the panel phase this lane works on row r of matrix `mine`.
@@ -170,15 +198,8 @@ __global__ void __launch_bounds__(32, kMinBlocks)
 
   Fragment<T, kTiles> m[1];
   const MatrixRun<S> a[1] = {rows.matrix(args.a.as<const S>(), index, args.batch)};
-  constexpr bool kDirect = std::is_same_v<S, T>;
-  if (kDirect && !args.symmetrize) {
-    load_fragment<kExact ? kTiles : kTiles - 1>(
-        m[0], View<T>::square(reinterpret_cast<const T*>(a[0].data), n), {args.upper, false}, 0, 0,
-        lane);
-  } else {
-    load_staged<1, Shared::kBytes / sizeof(S)>(m, rows, reinterpret_cast<S*>(dynamic_shared), a,
-                                               {args.upper, kDirect || args.symmetrize}, lane);
-  }
+  load_matrices<Shared::kBytes / sizeof(S)>(m, args, rows, reinterpret_cast<S*>(dynamic_shared), a,
+                                            index, lane);
   rows.clear(stage, lane);
   int info = 0;
   Step::publish(panel, m[0], 0, lane);
@@ -216,16 +237,28 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   const int lane = threadIdx.x % 32, n = args.n;
   const int64_t index = blockIdx.x;
   const bool upper = args.upper;
-  const View<T> a = View<T>::square(args.a.at<const T>(index, n, n), n);
-  const Part part{upper, args.symmetrize};
   T* l = args.l.at<T>(index, n, n);
+  bool averaged = false;  // the averages are in the memory of L
+  const auto source = [&] {
+    const MatrixView<Packed>& from = averaged ? args.l : args.a;
+    return View<T>::square(from.at<const T>(index, n, n), n);
+  };
+  const auto part = [&] { return Part{upper, args.symmetrize && !averaged, true}; };
   const Matrix matrix{reinterpret_cast<T*>(dynamic_shared), n, lane};
   int info = 0;
 #pragma unroll 1
   for (int half = 0; half < 2; ++half) {
     const int first = half * kHalf, columns = half ? n - kHalf : kHalf;
     typename Matrix::Block m;
-    load_fragment<0>(m, a, part, first, first, lane);
+    const Diagonal<T, 32, 2 * kHalf> diagonal(source().data, part().mean && !half ? n : 0);
+    load_fragment<0>(m, source(), part(), first, first, lane);
+    if (__any_sync(kFullWarp, diagonal.is_large())) {
+      store_averages<32>(source().data, l, n);
+      __syncwarp();
+      averaged = true;
+      half = -1;  // begins again
+      continue;
+    }
     if (half) matrix.subtract_square(m);
     T* stage = matrix.slot(half * kTiles);  // free beside L11, and beside L22
     const int failed = matrix.template factor<false>(
@@ -239,7 +272,6 @@ __global__ void __launch_bounds__(32, kMinBlocks)
           if (row >= n) return;
           if (!upper) {
             matrix.store_tiles(l, row, first, columns, stage, p);
-            if (!half) matrix.store_zeros(l, row, kHalf, n - kHalf);
           } else {
             matrix.store_panel(l, row, first, columns, matrix.slot(1 - half + p), p);
             if (half) matrix.store_zeros(l, row, 0, kHalf);
@@ -249,7 +281,12 @@ __global__ void __launch_bounds__(32, kMinBlocks)
     if (half) break;
     __syncwarp();
     typename Matrix::Block x;
-    load_fragment<0, true>(x, a, part, kHalf, 0, lane);
+    load_fragment<0, true>(x, source(), part(), kHalf, 0, lane);
+    if (!upper) {  // now that the mirror image has been read, where L may be
+      __syncwarp();
+#pragma unroll 1
+      for (int row = 0; row < kHalf; row += 8) matrix.store_zeros(l, row, kHalf, n - kHalf);
+    }
     matrix.template solve_below<false>(x);
     stage = matrix.slot(kTiles);
 #pragma unroll 1
@@ -342,9 +379,21 @@ __global__ void __launch_bounds__(
     cholesky_block_kernel(const CholeskyProblem args) {
   using Factor = BlockFactor<T, kDepth, kAccess, kPrefetch, kCompensated, kRowTiles>;
   const int n = args.n;
+  const T* a = args.a.at<const T>(blockIdx.x, n, n);
   T* l = args.l.at<T>(blockIdx.x, n, n);
-  const int info = Factor::factor(View<T>::square(args.a.at<const T>(blockIdx.x, n, n), n), l,
-                                  reinterpret_cast<T*>(dynamic_shared), args.symmetrize);
+  T* shared = reinterpret_cast<T*>(dynamic_shared);
+  bool mean = args.symmetrize;
+  if (mean) {
+    const Diagonal<T, Factor::kThreads, 512> diagonal(a, n);
+    if (__syncthreads_or(diagonal.is_large())) {
+      store_averages<Factor::kThreads>(a, l, n);
+      a = l;
+      mean = false;
+    }
+  }
+  if (threadIdx.x == 0) Factor::source(shared) = {a, mean, 0};
+  __syncthreads();
+  const int info = Factor::factor(n, l, shared);
   if (threadIdx.x == 0) args.info[blockIdx.x] = info;
   if (info) fill_failed(l, n, args.upper, threadIdx.x, Factor::kThreads);
 }

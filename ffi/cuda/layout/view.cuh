@@ -67,11 +67,14 @@ struct View {
 struct Part {
   bool upper;
   bool mean;
+  bool checked = false;  // no sum overflows: a mean takes two instructions, not six
 
   // The mean of entries (i, j) and (j, i) of the matrix, whose elements are stored as S.
   template <class S, class T>
   __device__ __forceinline__ T mean_of(T below, T above) const {
-    return kIsComplex<T> && upper ? stored_mean<S>(above, below) : stored_mean<S>(below, above);
+    const bool swapped = kIsComplex<T> && upper;
+    if (checked) return scale(swapped ? above + conj(below) : below + conj(above), Real<T>(0.5));
+    return swapped ? stored_mean<S>(above, below) : stored_mean<S>(below, above);
   }
 };
 
