@@ -153,11 +153,12 @@ def test_difficult_matrices(kernel, dtype):
         if not serves(kernel, dtype, m, n):
             continue
         a = difficult(dtype, m, n)
-        if kernel == "lax":  # LAPACK's complex routines overflow, the CPU's flush subnormal numbers
-            a = np.delete(a, [9, 10], 0)
+        if kernel == "lax":  # LAPACK's complex routines overflow, the CPU's flush subnormal
+            a = np.delete(a, [9, 10] if ON_CPU else [9, 10, 12], 0)  # numbers, cuSOLVER overflows
         q, r = run(jb.qr, a, kernel=kernel)
         check(a, q, r)
-        assert r[-1, 0, 0].real < 0
+        if len(a) > 12 or ON_CPU:
+            assert r[-1, 0, 0].real < 0
         (alone,) = run(lambda a: jb.qr(a, "r"), a, kernel=kernel)
         scale = np.maximum(np.abs(r).max((-2, -1), keepdims=True), np.finfo(dtype).tiny)
         np.testing.assert_allclose(alone / scale, r / scale, rtol=0, atol=1e-4)

@@ -67,8 +67,7 @@ struct BlockQr {
   const int thread, warp, lane, group, row_lane;
   T a[kSlots][kColumns];
   int exponents[kColumns];  // columns are multiplied by these powers of two on the way out
-  bool finite = true;
-  int turn = 0;  // of the two buffers of sums
+  int turn = 0;             // of the two buffers of sums
 
   // V is kept where Q will be, or below R. Of R alone of more rows than columns it stays in shared
   // memory.
@@ -104,6 +103,14 @@ struct BlockQr {
       __syncwarp();
     } else {
       __syncthreads();
+    }
+  }
+
+  static __device__ __forceinline__ bool any(bool mine) {
+    if constexpr (kWarps == 1) {
+      return __any_sync(kFullWarp, mine);
+    } else {
+      return __syncthreads_or(mine);
     }
   }
 
@@ -289,14 +296,13 @@ struct BlockQr {
       go_round(beta);
       go_round(columns);
     }
-    bool is_raised = false, failed = false;
+    bool is_raised = false;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
       const int pivot = column(j) < steps ? begin + column(j) : INT_MAX;
       const int e = max(exponents[j], kSmallestExponent);
       is_raised = is_raised || e != exponents[j];
       const T by = T(power(e));
-      failed = failed || (column(j) < steps && !is_finite(product(beta[j], by)));
 #pragma unroll
       for (int s = 0; s < kSlots; ++s) {
         const T r = row(s) == pivot ? beta[j] : a[s][j];
@@ -314,7 +320,6 @@ struct BlockQr {
         }
       }
     }
-    finite = finite && !any(failed);
   }
 
   // V of the panel that was factored to shared memory.
@@ -523,14 +528,6 @@ struct BlockQr {
         pivot, [&](int s) { subtract(s, row(s) == pivot ? h.first : x[s]); },
         [&](int s) { subtract(s, x[s]); });
     return h;
-  }
-
-  static __device__ __forceinline__ bool any(bool mine) {
-    if constexpr (kWarps == 1) {
-      return __any_sync(kFullWarp, mine);
-    } else {
-      return __syncthreads_or(mine);
-    }
   }
 
   // Sums over the lanes' rows: of kCount values, each lane keeps 1 / kRowLanes, from `first` on.
@@ -813,7 +810,10 @@ __global__ void __launch_bounds__(32 * kWarps, kCap) qr_block_kernel(const QrPro
 #pragma unroll 2
     for (int j = qr.lane; j < min(i, n); j += 32) r[i * n + j] = T(Real<T>(0));
   }
-  if (!qr.finite) {
+  bool failed = false;  // from memory: while panels are factored, registers are scarce
+#pragma unroll 1
+  for (int i = qr.thread; i < k; i += Qr::kThreads) failed |= !is_finite(r[i * n + i]);
+  if (Qr::any(failed)) {
     fill_failed<Qr::kThreads>(r, r_rows, n, !is_raw);
     if (q != nullptr) fill_failed<Qr::kThreads>(q, m, q_columns, false);
     if (is_raw) fill_failed<Qr::kThreads>(p.taus.at<T>(entry, k), 1, k, false);
