@@ -4,7 +4,8 @@
 between the lines `<!-- begin NAME -->` and `<!-- end NAME -->`, for each NAME of SECTIONS below,
 and draws the pictures beside the results file. Rows are also taken from DEVICE_sizes.jsonl,
 DEVICE_variants.jsonl, DEVICE_energy.jsonl, DEVICE_scaling.jsonl, DEVICE_counters.jsonl and, for the
-section `cores`, from those of all CPUs. benchmarks/README.md says which document is of which file.
+sections `cores` and `cores_fresh`, from those of all CPUs. benchmarks/README.md says which document
+is of which file.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ ON_CPU = (4, 8, 16, 32, 64, 128, 256)
 REAL = DTYPES[:2]
 ONE_TRIANGLE = tuple(op for op in USUAL_OPERATIONS if op != "cholesky_symmetrize")
 GENERAL = ("lu", "solve_gen", "inv")
+FROM_LU = ("det", "slogdet", "grad_solve_gen", "grad_inv", "grad_slogdet")
 REFLECTIONS = ("qr", "qr_r")
 BY_REFLECTIONS = {
     "qr_tall": "`qr` of 8 n rows",
@@ -196,9 +198,11 @@ def speed_up_all(file: Path, document: Path) -> Iterator[str]:
     yield from speed_ups(usual(file), USUAL_OPERATIONS, DTYPES, (4, *SHORT))
 
 
-def family(ops: Sequence[str], file: Path, document: Path) -> Iterator[str]:
+def family(
+    ops: Sequence[str], file: Path, document: Path, *, mebibytes: float = GENERAL_MEBIBYTES
+) -> Iterator[str]:
     """Time over that of a copy, and speed-up over stock JAX: some operations."""
-    rows = select(load(file), 1, None, GENERAL_MEBIBYTES)
+    rows = select(load(file), 1, None, mebibytes)
     yield from markdown([row for row in rows if row["op"] in ops])
 
 
@@ -224,6 +228,12 @@ def pytorch(file: Path, document: Path) -> Iterator[str]:
 def cores(file: Path, document: Path) -> Iterator[str]:
     """Speed-up over stock JAX on every CPU, in processes that keep the memory that they free."""
     return on_cpus(sorted(file.parent.glob("*-cores.jsonl")), ONE_TRIANGLE)
+
+
+def cores_fresh(file: Path, document: Path) -> Iterator[str]:
+    """The same in default processes, and of more operations."""
+    files = sorted(file.parent.glob("*-cores_fresh-memory.jsonl"))
+    return on_cpus(files, ("cholesky", "solve_pos", *GENERAL, "qr"))
 
 
 def on_cpus(paths: Sequence[Path], ops: Sequence[str]) -> Iterator[str]:
@@ -388,10 +398,12 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "speed_up": speed_up,
     "speed_up_all": speed_up_all,
     "general": partial(family, GENERAL),
+    "general_more": partial(family, (*GENERAL, *FROM_LU), mebibytes=64),
     "reflections": partial(family, REFLECTIONS),
     "by_reflections": by_reflections,
     "pytorch": pytorch,
     "cores": cores,
+    "cores_fresh": cores_fresh,
     "x_floor": x_floor,
     "batch_10000": batch_10000,
     "small_batches": small_batches,
