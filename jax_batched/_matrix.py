@@ -111,3 +111,13 @@ def take_rows(x: Array, rows: Array) -> Array:
 
     taken = jnp.take_along_axis(one_more(x, 2), one_more(rows, 1)[..., None], axis=-2)
     return taken[:count].reshape(x.shape)
+
+
+def inverse_permutation(rows: Array) -> Array:
+    """The order that undoes another one."""
+    n = rows.shape[-1]
+    if n > 128:
+        return jnp.argsort(rows, -1)
+    # Of a large batch of short rows a sort takes longer than the solves around it.
+    places = jnp.arange(n, dtype=rows.dtype)
+    return jnp.where(rows[..., None, :] == places[:, None], places, 0).sum(-1, dtype=rows.dtype)

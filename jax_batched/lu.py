@@ -11,7 +11,7 @@ from jax_batched import _checks, _lapack
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask, takes_rows
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import smaller
-from jax_batched._matrix import matmul, spoilt, take_rows, triangle
+from jax_batched._matrix import inverse_permutation, matmul, spoilt, take_rows, triangle
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -189,7 +189,7 @@ def substitute(
 
     if transpose:
         x = triangle_solve(triangle_solve(b, lower=False), lower=True)
-        return take_rows(x, jnp.argsort(rows, -1))
+        return take_rows(x, inverse_permutation(rows))
     return triangle_solve(triangle_solve(take_rows(b, rows), lower=True), lower=False)
 
 
