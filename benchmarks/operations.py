@@ -18,7 +18,9 @@ from jax_batched._matrices import (
     adjoint,
     cho_solve_ratio,
     cholesky_ratio,
+    lu_ratio,
     product_ratio,
+    q_ratio,
     solve_ratio,
 )
 
@@ -82,12 +84,6 @@ def _squared_solution_ratio(eps: float, a: Array, b: Array, gradient: Array) -> 
     return product_ratio(eps, -outer - outer.mT, gradient + gradient.mT)
 
 
-def _qr_ratio(eps: float, a: Array, q: Array) -> Array:
-    gram = adjoint(q) @ q
-    unitary = product_ratio(eps, np.broadcast_to(np.eye(a.shape[-1]), gram.shape), gram)
-    return np.maximum(unitary, product_ratio(eps, a, q @ np.triu(adjoint(q) @ a)))
-
-
 def _r_ratio(eps: float, a: Array, r: Array) -> Array:
     return product_ratio(eps, adjoint(a) @ a, adjoint(r) @ r)
 
@@ -99,13 +95,6 @@ def _least_squares_ratio(eps: float, a: Array, b: Array, x: Array) -> Array:
 def _likelihood_ratio(eps: float, a: Array, likelihood: Array) -> Array:
     expected = plain_filter(a)
     return np.abs(likelihood - expected) / (STEPS * a.shape[-1] * eps * np.abs(expected))
-
-
-def _lu_ratio(eps: float, a: Array, lu: Array) -> Array:
-    n = a.shape[-1]
-    lower = np.tril(lu, -1) + np.eye(*a.shape[-2:])
-    rolled = np.concatenate([np.roll(a[..., :n, :], -1, axis=-2), a[..., n:, :]], axis=-2)
-    return product_ratio(eps, rolled, lower @ np.triu(lu[..., :n, :]))
 
 
 def _determinant_ratio(eps: float, a: Array, det: Array) -> Array:
@@ -209,7 +198,7 @@ OPERATIONS: dict[str, Operation] = {
     "lu": Operation(
         operands=("general",),
         floor=_factor_floor,
-        ratio=_lu_ratio,
+        ratio=lu_ratio,
         calls={
             "jax_batched": lambda a: jb.lu(a)[0],
             "jax": lambda a: jax.lax.linalg.lu(a)[0],
@@ -239,7 +228,7 @@ OPERATIONS: dict[str, Operation] = {
     "lu_tall": Operation(
         operands=("tall",),
         floor=lambda n, nrhs: 4 * n * n,
-        ratio=_lu_ratio,
+        ratio=lu_ratio,
         calls={
             "jax_batched": lambda a: jb.lu(a)[0],
             "jax": lambda a: jax.lax.linalg.lu(a)[0],
@@ -270,7 +259,7 @@ OPERATIONS: dict[str, Operation] = {
     "qr": Operation(
         operands=("general",),
         floor=lambda n, nrhs: 3 * n * n,
-        ratio=_qr_ratio,
+        ratio=q_ratio,
         calls={
             "jax_batched": lambda a: jb.qr(a)[0],
             "jax": lambda a: jnp.linalg.qr(a)[0],
@@ -290,7 +279,7 @@ OPERATIONS: dict[str, Operation] = {
     "qr_tall": Operation(
         operands=("very_tall",),
         floor=lambda n, nrhs: 17 * n * n,
-        ratio=_qr_ratio,
+        ratio=q_ratio,
         calls={
             "jax_batched": lambda a: jb.qr(a)[0],
             "jax": lambda a: jnp.linalg.qr(a)[0],

@@ -90,6 +90,21 @@ def inverse_ratio(eps: float, m: Array, x: Array) -> Array:
     return _quotient(norm(np.eye(n) - x @ m), n * eps * norm(m) * norm(x))
 
 
+def lu_ratio(eps: float, m: Array, lu: Array) -> Array:
+    """`product_ratio` of the factors of a matrix of `general`, or of such above other rows."""
+    n = m.shape[-1]
+    lower = np.tril(lu, -1) + np.eye(*m.shape[-2:])
+    rolled = np.concatenate([np.roll(m[..., :n, :], -1, axis=-2), m[..., n:, :]], axis=-2)
+    return product_ratio(eps, rolled, lower @ np.triu(lu[..., :n, :]))
+
+
+def q_ratio(eps: float, m: Array, q: Array) -> Array:
+    """`product_ratio` of Q R with a triangular R, or of Q^H Q, whichever is larger."""
+    gram = adjoint(q) @ q
+    unitary = product_ratio(eps, np.broadcast_to(np.eye(m.shape[-1]), gram.shape), gram)
+    return np.maximum(unitary, product_ratio(eps, m, q @ np.triu(adjoint(q) @ m)))
+
+
 def cho_solve_ratio(eps: float, lower: Array, b: Array, x: Array) -> Array:
     """`solve_ratio` of M = L L^H."""
     return solve_ratio(eps, lower @ adjoint(lower), b, x)

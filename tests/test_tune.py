@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from families.cholesky import FUSED, STORED_MAX_N
+from families.general import ONE_KERNEL
 
 from jax_batched import _ffi, _tuned, tune
 from jax_batched._ffi import Tier
@@ -312,18 +313,19 @@ def test_the_packages_table_names_compiled_kernels():
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
 def test_every_gpu_has_a_kernel_for_every_call(capability):
-    for operation in RECIPES:
-        for dtype in DTYPES:
-            largest = FUSED[dtype][-1][0] if operation == "solve_pos" else 512
-            for fast in (False, True):
-                kind = Kind(capability, operation, fast, dtype)
-                for n in (1, 2, 8, 9, 31, 32, 33, 64, 65, largest):
-                    for nrhs in (1, 2, 33):
-                        if n <= largest:
-                            kernel = _ffi.chosen_cuda_kernel(
-                                operation, dtype, n, nrhs, fast, capability
-                            )
-                            assert kernel in candidates(kind, n, _ffi.cuda_tiers())
+    def largest(operation, dtype, nrhs):
+        if operation == "solve_pos":
+            return FUSED[dtype][-1][0]
+        return ONE_KERNEL[dtype][nrhs > 16] if operation in ("solve_gen", "inv") else 512
+
+    for operation, dtype, fast in itertools.product(RECIPES, DTYPES, (False, True)):
+        kind = Kind(capability, operation, fast, dtype)
+        for nrhs in (1, 2, 33):
+            most = largest(operation, dtype, nrhs)
+            for n in (1, 2, 8, 9, 31, 32, 33, 64, 65, most):
+                if n <= most:
+                    kernel = _ffi.chosen_cuda_kernel(operation, dtype, n, nrhs, fast, capability)
+                    assert kernel in candidates(kind, n, _ffi.cuda_tiers())
 
 
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
@@ -410,6 +412,9 @@ constexpr int64_t best(const Table& table, int64_t n, bool fast) {
 }
 static_assert(best(kTable, 8, false) == 3);
 static_assert(best(kTable, 8, true) == 1);
+static_assert(find_row(kTable, kMeasured,
+                       Call{.operation = "an operation", .dtype = DType::kFloat32, .n = 8,
+                            .capability = 80, .m = 9}, {}) == 2);  // a rectangle
 static_assert(best(kTable, 9, true) == 1);   // the first, for "fast" alone
 static_assert(best(kNoFast, 9, true) == 1);  // as "ieee"
 """

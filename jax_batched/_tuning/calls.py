@@ -12,7 +12,11 @@ from jax_batched._matrices import (
     Array,
     cho_solve_ratio,
     cholesky_ratio,
+    general,
     graded_spd,
+    inverse_ratio,
+    lu_ratio,
+    q_ratio,
     solve_ratio,
     triangular,
 )
@@ -73,6 +77,10 @@ RECIPES = {
         lambda accuracy: lambda c, b: jb.cho_solve((c, True), b),
         cho_solve_ratio,
     ),
+    "lu": Recipe(general, False, lambda accuracy: lambda a: jb.lu(a)[0], lu_ratio),
+    "solve_gen": Recipe(general, True, lambda accuracy: jb.solve, solve_ratio),
+    "inv": Recipe(general, False, lambda accuracy: jb.inv, inverse_ratio),
+    "qr": Recipe(general, False, lambda accuracy: lambda a: jb.qr(a)[0], q_ratio),
 }
 
 
@@ -89,8 +97,8 @@ def nrhs_classes(operation: str, wanted: Sequence[int]) -> dict[int, int | None]
 
 
 def candidates(kind: Kind, n: int, tiers: Sequence[_ffi.Tier]) -> list[str]:
-    """The kernels that can serve a call."""
-    return [
+    """The kernels that can serve a call, each once; of one name that for fewer rows does."""
+    names = [
         tier.kernel
         for tier in tiers
         if (tier.operation, tier.dtype) == (kind.operation, kind.dtype)
@@ -98,6 +106,7 @@ def candidates(kind: Kind, n: int, tiers: Sequence[_ffi.Tier]) -> list[str]:
         and tier.capability <= kind.capability
         and (kind.fast or not tier.fast)
     ]
+    return list(dict.fromkeys(names))
 
 
 def measured_sizes(kind: Kind, wanted: Sequence[int], tiers: Sequence[_ffi.Tier]) -> list[int]:

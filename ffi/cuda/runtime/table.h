@@ -97,14 +97,14 @@ constexpr int64_t first_row(const Table& table, const Call& call, std::string_vi
 }
 
 // The row that serves a call: with `name` not empty the one that it selects, else the tuned one or,
-// where nothing was measured, the first. kNoRow if there is none. accuracy="fast" is measured
-// where a row serves it alone; elsewhere, and where it was not measured and no such row comes
-// first, it is served as "ieee" is.
+// where nothing was measured, as of rectangles, the first. kNoRow if there is none. "fast" is
+// measured where a row serves it alone; elsewhere, and where it was not measured and no such row
+// comes first, it is served as "ieee" is.
 template <class Table, class Tuned>
 constexpr int64_t find_row(const Table& table, const Tuned& tuned, const Call& call,
                            std::string_view name) {
   if (!name.empty()) return first_row(table, call, name);
-  const std::string_view kernel = tuned_kernel(tuned, call);
+  const std::string_view kernel = call.rows() == call.n ? tuned_kernel(tuned, call) : "";
   const int64_t row = kernel.empty() ? kNoRow : first_row(table, call, kernel);
   if (row != kNoRow) return row;
   const int64_t first = first_row(table, call, {});
