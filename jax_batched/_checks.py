@@ -125,14 +125,37 @@ def mask(operation: str, where: ArrayLike | None, batch: Sequence[Any]) -> Array
         ) from error
     if given.dtype != bool:
         raise TypeError(f"{operation}: where has dtype {given.dtype.name}; accepted is bool")
+    return _of_batch(operation, "where", given, batch)
+
+
+def sizes(operation: str, given: ArrayLike | None, batch: Sequence[Any]) -> Array | None:
+    """The sizes of the matrices of a batch, int32 with as many dimensions; None: all are whole."""
+    if given is None:
+        return None
+    try:
+        array = given if isinstance(given, jax.Array) else np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{operation}: sizes must be an array of integers, got {described(given)}"
+        ) from error
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{operation}: sizes has dtype {array.dtype.name}; accepted are integers")
+    limits = np.iinfo(array.dtype)
+    low, high = max(limits.min, -1), min(limits.max, np.iinfo(np.int32).max)
+    clip = jnp.clip if isinstance(array, jax.Array) else np.clip
+    return _of_batch(operation, "sizes", jnp.asarray(clip(array, low, high), jnp.int32), batch)
+
+
+def _of_batch(operation: str, name: str, given: Array, batch: Sequence[Any]) -> Array:
+    """An array with an element for each matrix of a batch, with as many dimensions."""
     try:
         fits = jnp.broadcast_shapes(given.shape, tuple(batch)) == tuple(batch)
     except ValueError:
         fits = False
     if not fits:
         raise ValueError(
-            f"{operation}: where of shape {given.shape} does not broadcast to the batch dimensions "
-            f"{tuple(batch)}"
+            f"{operation}: {name} of shape {given.shape} does not broadcast to the batch "
+            f"dimensions {tuple(batch)}"
         )
     return given.reshape((*[1] * (len(batch) - given.ndim), *given.shape))
 

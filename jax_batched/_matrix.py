@@ -119,5 +119,6 @@ def inverse_permutation(rows: Array) -> Array:
     if n > 128:
         return jnp.argsort(rows, -1)
     # Of a large batch of short rows a sort takes longer than the solves around it.
-    places = jnp.arange(n, dtype=rows.dtype)
-    return jnp.where(rows[..., None, :] == places[:, None], places, 0).sum(-1, dtype=rows.dtype)
+    places = jnp.arange(n, dtype=rows.dtype).reshape(*[1] * (rows.ndim - 1), n)
+    found = rows[..., None, :] == places[..., :, None]
+    return jnp.where(found, places[..., None, :], 0).sum(-1, dtype=rows.dtype)

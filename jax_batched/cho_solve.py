@@ -10,6 +10,7 @@ from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import adjoint, matmul, triangle
+from jax_batched._sizes import Sizes
 from jax_batched.cholesky import cholesky_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -67,6 +68,7 @@ def cho_solve(
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> Array:
     """Solves ``a x = b`` given the Cholesky factor of each matrix of a batch.
 
@@ -80,7 +82,7 @@ def cho_solve(
         broadcast; a shared factor is never copied.
       overwrite_b: as in `triangular_solve`.
       check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `triangular_solve`.
+      where, sizes: as in `triangular_solve`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
@@ -102,9 +104,12 @@ def cho_solve(
     _checks.square("cho_solve", "c", factor)
     columns = _checks.right_hand_side("cho_solve", factor, rhs, names=("c", "b"))
     overwrite = _checks.flag("cho_solve", "overwrite_b", overwrite_b)
-    wanted = _checks.mask("cho_solve", where, _checks.batch_of(factor, columns))
+    batch = _checks.batch_of(factor, columns)
+    wanted = _checks.mask("cho_solve", where, batch)
+    parts = Sizes("cho_solve", sizes, factor.shape[-1], batch)
+    factor, columns = parts.continued(factor), parts.within(columns, -2)
     (x,) = cho_solve_op(factor, columns, lower=lower, where=wanted, overwrite=overwrite)
-    return _checks.drop_column(x, rhs).astype(dtype)
+    return _checks.drop_column(parts.within(x, -2), rhs).astype(dtype)
 
 
 def _jvp(

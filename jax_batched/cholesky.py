@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jax_batched import _checks, _lapack
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
 from jax_batched._matrix import adjoint, hermitian_input, matmul, spoilt, triangle
+from jax_batched._sizes import Sizes
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
 
 Array = jax.Array
@@ -24,6 +25,7 @@ def cholesky(
     accuracy: str = ...,
     overwrite_a: bool = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -37,6 +39,7 @@ def cholesky(
     accuracy: str = ...,
     overwrite_a: bool = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -50,6 +53,7 @@ def cholesky(
     accuracy: str = ...,
     overwrite_a: bool = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -62,6 +66,7 @@ def cholesky(
     accuracy: str = "ieee",
     overwrite_a: bool = False,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Cholesky factor of each Hermitian positive definite matrix of a batch.
@@ -83,6 +88,10 @@ def cholesky(
         nothing else needs, no fresh memory is touched; otherwise XLA copies a first.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the factor
         is zero, ``info`` is -1 and a counts for nothing.
+      sizes: int, of a shape that broadcasts to the batch dimensions: how many rows and columns each
+        matrix has. It is the leading part of what a holds, the rest of which counts for nothing and
+        is zero in the factor. Where a size is negative or too large, the factor is NaN and ``info``
+        is -2.
       return_info: also return ``info``.
 
     Returns:
@@ -91,9 +100,10 @@ def cholesky(
       whose pivot is not positive. The triangle of such a matrix is NaN; no other is affected.
 
     Raises:
-      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
-      ValueError: a is not a batch of square matrices, accuracy is another word, or where has
-        another shape.
+      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool,
+        sizes are no integers.
+      ValueError: a is not a batch of square matrices, accuracy is another word, or where or sizes
+        have another shape.
 
     The derivative is that of the function computed: symmetric with symmetrize_input, otherwise zero
     in the triangle that is not read. A failed matrix has NaN derivatives, alone.
@@ -104,14 +114,16 @@ def cholesky(
     """
     (matrix,), _ = _checks.operands("cholesky", keep_stored=True, a=a)
     _checks.square("cholesky", "a", matrix)
+    parts = Sizes("cholesky", sizes, matrix.shape[-1], matrix.shape[:-2])
     factor, info = cholesky_op(
-        matrix,
+        parts.continued(matrix),
         upper=_checks.flag("cholesky", "upper", upper),
         symmetrize=_checks.flag("cholesky", "symmetrize_input", symmetrize_input),
         accuracy=_checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES),
         where=_checks.mask("cholesky", where, matrix.shape[:-2]),
         overwrite=_checks.flag("cholesky", "overwrite_a", overwrite_a),
     )
+    factor, info = parts.within(factor, -2, -1), parts.info(info, 2)
     return (factor, info) if _checks.flag("cholesky", "return_info", return_info) else factor
 
 

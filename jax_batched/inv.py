@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, _jax, composed, kernel, lax, mask
 from jax_batched._matrix import matmul, real_dtype
+from jax_batched._sizes import Sizes
 from jax_batched.lu import lu_op, solve_with_factors
 
 Array = jax.Array
@@ -23,6 +24,7 @@ def inv(
     *,
     overwrite_a: bool = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -33,6 +35,7 @@ def inv(
     *,
     overwrite_a: bool = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -43,6 +46,7 @@ def inv(
     *,
     overwrite_a: bool = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -52,6 +56,7 @@ def inv(
     *,
     overwrite_a: bool = False,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Inverse of each matrix of a batch.
@@ -60,7 +65,7 @@ def inv(
 
     Args:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
-      overwrite_a, where: as in `cholesky`.
+      overwrite_a, where, sizes: as in `cholesky`.
       return_info: also return ``info``.
 
     Returns:
@@ -68,19 +73,21 @@ def inv(
       the inverse of a matrix whose info is not 0 is NaN; no other is affected.
 
     Raises:
-      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
-      ValueError: a is not a batch of square matrices, or where has another shape.
+      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool,
+        sizes are no integers.
+      ValueError: a is not a batch of square matrices, or where or sizes have another shape.
 
     The derivative reuses the inverse. Algorithm: see `lu`.
     """
     (matrix,), dtype = _checks.operands("inv", a=a)
     _checks.square("inv", "a", matrix)
+    parts = Sizes("inv", sizes, matrix.shape[-1], matrix.shape[:-2])
     inverse, info = inv_op(
-        matrix,
+        parts.continued(matrix),
         where=_checks.mask("inv", where, matrix.shape[:-2]),
         overwrite=_checks.flag("inv", "overwrite_a", overwrite_a),
     )
-    inverse = inverse.astype(dtype)
+    inverse, info = parts.within(inverse.astype(dtype), -2, -1), parts.info(info, 2)
     return (inverse, info) if _checks.flag("inv", "return_info", return_info) else inverse
 
 
@@ -96,7 +103,9 @@ jax.export.register_namedtuple_serialization(
 )
 
 
-def slogdet(a: ArrayLike, *, where: ArrayLike | None = None) -> SlogdetResult:
+def slogdet(
+    a: ArrayLike, *, where: ArrayLike | None = None, sizes: ArrayLike | None = None
+) -> SlogdetResult:
     """Sign and logarithm of the absolute value of the determinant of each matrix of a batch.
 
     The signature of `jax.numpy.linalg.slogdet`, without its `method`.
@@ -105,6 +114,7 @@ def slogdet(a: ArrayLike, *, where: ArrayLike | None = None) -> SlogdetResult:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero, and a counts for nothing.
+      sizes: as in `cholesky`. Where a size is negative or too large, the results are NaN.
 
     Returns:
       ``(sign, logabsdet)`` of shape ``(...)``: the sign, of a's dtype, is 1 or -1, for complex
@@ -112,19 +122,21 @@ def slogdet(a: ArrayLike, *, where: ArrayLike | None = None) -> SlogdetResult:
       and ``-inf``.
 
     Raises:
-      TypeError: a is no array or has another dtype; where is not bool.
-      ValueError: a is not a batch of square matrices, or where has another shape.
+      TypeError: a is no array or has another dtype; where is not bool, sizes are no integers.
+      ValueError: a is not a batch of square matrices, or where or sizes have another shape.
 
     The derivative costs one factorization and the solve with its factors. That of a matrix with a
     zero pivot is NaN, alone. Algorithm: see `lu`.
     """
     (matrix,), dtype = _checks.operands("slogdet", a=a)
     _checks.square("slogdet", "a", matrix)
-    sign, log = slogdet_op(matrix, where=_checks.mask("slogdet", where, matrix.shape[:-2]))
+    wanted = _checks.mask("slogdet", where, matrix.shape[:-2])
+    parts = Sizes("slogdet", sizes, matrix.shape[-1], matrix.shape[:-2])
+    sign, log = slogdet_op(parts.continued(matrix), where=wanted)
     return SlogdetResult(sign.astype(dtype), log.astype(real_dtype(dtype)))
 
 
-def det(a: ArrayLike, *, where: ArrayLike | None = None) -> Array:
+def det(a: ArrayLike, *, where: ArrayLike | None = None, sizes: ArrayLike | None = None) -> Array:
     """Determinant of each matrix of a batch.
 
     The signature of `jax.numpy.linalg.det`.
@@ -133,21 +145,24 @@ def det(a: ArrayLike, *, where: ArrayLike | None = None) -> Array:
       a: matrices of shape ``(..., n, n)``; float32, float64, complex64 or complex128.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero, and a counts for nothing.
+      sizes: as in `cholesky`. Where a size is negative or too large, the results are NaN.
 
     Returns:
       The determinant, of shape ``(...)`` and a's dtype. It is exactly 0 where a pivot is, and
       overflows or underflows only where it does not fit the dtype itself.
 
     Raises:
-      TypeError: a is no array or has another dtype; where is not bool.
-      ValueError: a is not a batch of square matrices, or where has another shape.
+      TypeError: a is no array or has another dtype; where is not bool, sizes are no integers.
+      ValueError: a is not a batch of square matrices, or where or sizes have another shape.
 
     The derivative costs one factorization and the solve with its factors; that of a matrix with a
     zero pivot is `jax.numpy.linalg.det`'s. Algorithm: see `lu`.
     """
     (matrix,), dtype = _checks.operands("det", a=a)
     _checks.square("det", "a", matrix)
-    (determinant,) = det_op(matrix, where=_checks.mask("det", where, matrix.shape[:-2]))
+    wanted = _checks.mask("det", where, matrix.shape[:-2])
+    parts = Sizes("det", sizes, matrix.shape[-1], matrix.shape[:-2])
+    (determinant,) = det_op(parts.continued(matrix), where=wanted)
     return determinant.astype(dtype)
 
 

@@ -12,6 +12,7 @@ from jax_batched._core import Operation, Params, Rules, kernel, lax, mask, takes
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import smaller
 from jax_batched._matrix import inverse_permutation, matmul, spoilt, take_rows, triangle
+from jax_batched._sizes import Sizes
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -19,24 +20,36 @@ Array = jax.Array
 
 @overload
 def lu(
-    a: ArrayLike, *, where: ArrayLike | None = ..., return_info: Literal[False] = ...
+    a: ArrayLike,
+    *,
+    where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
+    return_info: Literal[False] = ...,
 ) -> tuple[Array, Array, Array]: ...
 
 
 @overload
 def lu(
-    a: ArrayLike, *, where: ArrayLike | None = ..., return_info: Literal[True]
+    a: ArrayLike,
+    *,
+    where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
+    return_info: Literal[True],
 ) -> tuple[Array, Array, Array, Array]: ...
 
 
 @overload
 def lu(
-    a: ArrayLike, *, where: ArrayLike | None = ..., return_info: bool
+    a: ArrayLike, *, where: ArrayLike | None = ..., sizes: ArrayLike | None = ..., return_info: bool
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]: ...
 
 
 def lu(
-    a: ArrayLike, *, where: ArrayLike | None = None, return_info: bool = False
+    a: ArrayLike,
+    *,
+    where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
+    return_info: bool = False,
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
     """LU factorization with partial pivoting of each matrix of a batch.
 
@@ -45,6 +58,8 @@ def lu(
     Args:
       a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128.
       where: as in `cholesky`; pivots and permutation are zero, too.
+      sizes: as in `cholesky`, of square matrices. Beyond a size pivots and permutation leave rows
+        in their places.
       return_info: also return ``info``.
 
     Returns:
@@ -56,8 +71,9 @@ def lu(
 
     Raises:
       TypeError: a is no array or has another dtype; return_info is not True or False; where is not
-        bool.
-      ValueError: a is not a batch of matrices, or where has another shape.
+        bool, sizes are no integers.
+      ValueError: a is not a batch of matrices, where or sizes have another shape, or there are
+        sizes of matrices that are not square.
 
     The pivot is LAPACK's: the largest ``|re| + |im|`` of its column, of equal ones the first. A
     zero pivot leaves its column of L as it is, zero. Derivatives are those of L and U for the
@@ -71,7 +87,11 @@ def lu(
     (matrix,), dtype = _checks.operands("lu", a=a)
     _checks.matrix("lu", "a", matrix)
     wanted = _checks.mask("lu", where, matrix.shape[:-2])
-    factors, pivots, permutation, info = lu_op(matrix, where=wanted)
+    if sizes is not None:
+        _checks.square("lu", "a, with sizes,", matrix)
+    parts = Sizes("lu", sizes, matrix.shape[-1], matrix.shape[:-2])
+    factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
+    factors, info = parts.within(factors, -2, -1), parts.info(info, 2)
     if 0 in matrix.shape[-2:]:
         rank = permutation.ndim
         permutation = jax.lax.broadcasted_iota(jnp.int32, permutation.shape, rank - 1)

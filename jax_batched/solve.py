@@ -11,6 +11,7 @@ from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
+from jax_batched._sizes import Sizes
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import lu_op, solve_with_factors
@@ -31,6 +32,7 @@ def solve(
     *,
     accuracy: str = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -48,6 +50,7 @@ def solve(
     *,
     accuracy: str = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -65,6 +68,7 @@ def solve(
     *,
     accuracy: str = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -81,6 +85,7 @@ def solve(
     *,
     accuracy: str = "ieee",
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Solves ``a x = b`` for each matrix of a batch.
@@ -103,6 +108,7 @@ def solve(
         its triangle stands for, by the same LU.
       accuracy: of ``"pos"``, as in `cholesky`.
       where: as in `triangular_solve`; ``info`` is -1 where it is False.
+      sizes: as in `triangular_solve`; ``info`` is -3 where a size is negative or too large.
       return_info: also return ``info``.
 
     Returns:
@@ -114,7 +120,7 @@ def solve(
 
     Raises:
       TypeError: an operand is no array or has another dtype; a flag is not True or False; where is
-        not bool.
+        not bool, sizes are no integers.
       ValueError: shapes do not fit, or an option is another word.
 
     The derivative reuses the factor: value and gradient cost one factorization. Derivatives are
@@ -130,8 +136,11 @@ def solve(
     (matrix, rhs), dtype = _checks.operands("solve", keep_stored=assume_a == "pos", a=a, b=b)
     _checks.square("solve", "a", matrix)
     columns = _checks.right_hand_side("solve", matrix, rhs)
+    batch = _checks.batch_of(matrix, columns)
+    parts = Sizes("solve", sizes, matrix.shape[-1], batch)
+    matrix, columns = parts.continued(matrix), parts.within(columns, -2)
     which: dict[str, Any] = {
-        "where": _checks.mask("solve", where, _checks.batch_of(matrix, columns)),
+        "where": _checks.mask("solve", where, batch),
         "overwrite": _checks.flag("solve", "overwrite_b", overwrite_b),
     }
     if assume_a == "pos":
@@ -142,6 +151,7 @@ def solve(
         elif assume_a == "sym":
             matrix = symmetric_from_triangle(matrix, upper=not lower)
         x, info = solve_gen_op(matrix, columns, **which)
+    x, info = parts.within(x, -2), parts.info(info, 3)
     x = _checks.drop_column(x, rhs).astype(dtype)
     return (x, info) if _checks.flag("solve", "return_info", return_info) else x
 

@@ -11,6 +11,7 @@ from jax_batched import _checks, _lapack
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import minus
 from jax_batched._matrix import matmul, triangle
+from jax_batched._sizes import Sizes
 
 Array = jax.Array
 
@@ -26,6 +27,7 @@ def triangular_solve(
     unit_diagonal: bool = False,
     overwrite_b: bool = False,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` or ``x op(a) = b`` for each triangular matrix of a batch.
 
@@ -45,6 +47,8 @@ def triangular_solve(
         nothing else needs, no fresh memory is touched; otherwise XLA copies b first.
       where: bool, of a shape that broadcasts to the batch dimensions of x. Where it is False x is
         zero, and a and b count for nothing.
+      sizes: as in `cholesky`, with the batch dimensions of x; what b has beyond a size counts for
+        nothing. Where a size is negative or too large, x is NaN.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal gives inf or NaN
@@ -52,7 +56,7 @@ def triangular_solve(
 
     Raises:
       TypeError: an operand is no array or has another dtype; a flag is not True or False;
-        where is not bool.
+        where is not bool, sizes are no integers.
       ValueError: shapes do not fit.
 
     Derivatives are zero in the triangle that is not read, and on a unit diagonal.
@@ -62,17 +66,20 @@ def triangular_solve(
     (matrix, rhs), dtype = _checks.operands("triangular_solve", a=a, b=b)
     _checks.square("triangular_solve", "a", matrix)
     columns = _checks.right_hand_side("triangular_solve", matrix, rhs, left_side=left_side)
+    batch = _checks.batch_of(matrix, columns)
+    parts, axis = Sizes("triangular_solve", sizes, matrix.shape[-1], batch), -2 if left_side else -1
     (x,) = triangular_solve_op(
-        matrix,
-        columns,
+        parts.continued(matrix),
+        parts.within(columns, axis),
         left_side=left_side,
         lower=_checks.flag("triangular_solve", "lower", lower),
         transpose_a=_checks.flag("triangular_solve", "transpose_a", transpose_a),
         conjugate_a=conjugate_a and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("triangular_solve", "unit_diagonal", unit_diagonal),
-        where=_checks.mask("triangular_solve", where, _checks.batch_of(matrix, columns)),
+        where=_checks.mask("triangular_solve", where, batch),
         overwrite=_checks.flag("triangular_solve", "overwrite_b", overwrite_b),
     )
+    x = parts.within(x, axis)
     return _checks.drop_column(x, rhs, left_side=left_side).astype(dtype)
 
 
@@ -87,6 +94,7 @@ def solve_triangular(
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` for each triangular matrix of a batch.
 
@@ -101,14 +109,14 @@ def solve_triangular(
       unit_diagonal: a's diagonal is taken as ones and not read.
       overwrite_b: as in `triangular_solve`.
       debug, check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `triangular_solve`.
+      where, sizes: as in `triangular_solve`.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions.
 
     Raises:
       TypeError: an operand is no array or has another dtype; a flag is not True or False;
-        where is not bool.
+        where is not bool, sizes are no integers.
       ValueError: shapes do not fit, or trans is something else.
     """
     del debug, check_finite
@@ -116,18 +124,20 @@ def solve_triangular(
     (matrix, rhs), dtype = _checks.operands("solve_triangular", a=a, b=b)
     _checks.square("solve_triangular", "a", matrix)
     columns = _checks.right_hand_side("solve_triangular", matrix, rhs)
+    batch = _checks.batch_of(matrix, columns)
+    parts = Sizes("solve_triangular", sizes, matrix.shape[-1], batch)
     (x,) = triangular_solve_op(
-        matrix,
-        columns,
+        parts.continued(matrix),
+        parts.within(columns, -2),
         left_side=True,
         lower=_checks.flag("solve_triangular", "lower", lower),
         transpose_a=trans not in (0, "N"),
         conjugate_a=trans in (2, "C") and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("solve_triangular", "unit_diagonal", unit_diagonal),
-        where=_checks.mask("solve_triangular", where, _checks.batch_of(matrix, columns)),
+        where=_checks.mask("solve_triangular", where, batch),
         overwrite=_checks.flag("solve_triangular", "overwrite_b", overwrite_b),
     )
-    return _checks.drop_column(x, rhs).astype(dtype)
+    return _checks.drop_column(parts.within(x, -2), rhs).astype(dtype)
 
 
 def _signature(params: Params) -> str:

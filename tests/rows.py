@@ -95,6 +95,7 @@ class Op:
       can_fail: M must be positive definite; info is the first column whose pivot is not positive.
       has_info: the function takes return_info.
       in_place: the function takes overwrite_a, or overwrite_b.
+      takes_sizes: the function takes sizes.
       kernels: the operation has kernels of its own; else it is made of JAX's or of other ones.
       on_cuda: there are kernels for CUDA too.
       composite: made of other operations of this library, and slow to compile.
@@ -121,6 +122,7 @@ class Op:
     can_fail: bool = False
     has_info: bool = False
     in_place: bool = True
+    takes_sizes: bool = True
     kernels: bool = True
     on_cuda: bool = True
     composite: bool = False

@@ -40,3 +40,9 @@ def with_a_mask(a: jax.Array, b: jax.Array, where: jax.Array) -> None:
     assert_type(jb.cholesky(a, where=where), jax.Array)
     assert_type(jb.solve(a, b, where=where, return_info=True), Pair)
     assert_type(jb.inv(a, where=None), jax.Array)
+
+
+def with_sizes(a: jax.Array, b: jax.Array, sizes: jax.Array) -> None:
+    assert_type(jb.cholesky(a, sizes=sizes), jax.Array)
+    assert_type(jb.solve(a, b, sizes=sizes, return_info=True), Pair)
+    assert_type(jb.inv(a, sizes=3), jax.Array)

@@ -99,7 +99,8 @@ def _reflections(rng: Any, dtype: Any, shape: Any) -> np.ndarray:
 
 
 def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
-    usual = {"matrix": lambda a: a, "make": general, "in_place": False}
+    usual = {"matrix": lambda a: a, "make": general}
+    usual |= {"in_place": False, "takes_sizes": False}
     row = {"options": {}, "reduced": True, "usual": True, **usual, **others}
     return Op(name=name, operation=operation, function=function, kind=kind, **row)
 

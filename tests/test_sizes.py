@@ -1,0 +1,249 @@
+"""`sizes=`: batches whose matrices are the leading parts of what holds them."""
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import ops
+import pytest
+from jax.sharding import PartitionSpec
+
+import jax_batched as jb
+from jax_batched._matrices import MAX_RATIO, general
+
+ROWS = [op for op in ops.REDUCED if op.takes_sizes]
+ONE_EACH = [op for op in ops.ONE_EACH if op.takes_sizes]
+N = 13
+SIZES = np.array([0, 1, N, 5, 12, 3, 13, 8, 2, 7, 13], np.int32)
+WRONG = np.array([-1, N + 1, np.iinfo(np.int32).max, np.iinfo(np.int32).min], np.int32)
+
+
+def with_sizes(op):
+    """The row's function of operands and sizes, with info if it has some."""
+    options = {**op.options, **({"return_info": True} if op.has_info else {})}
+    return lambda *xs: op.function(*xs[:-1], **options, sizes=xs[-1])
+
+
+def operands_of(op, dtype, n=N, sizes=SIZES, seed=0):
+    """Operands with NaN in the padding: of some matrices all of it, of others single entries."""
+    a, *b = op.operands(dtype, batch=(len(sizes),), n=n, nrhs=2, seed=seed)
+    for i, size in enumerate(np.clip(sizes, 0, n)):
+        a[i, size:, :] = a[i, :, size:] = np.nan if i % 2 else 7
+        for x in b:
+            (x if op.left_side else np.swapaxes(x, -1, -2))[i, size:] = np.nan
+    return (a, *b)
+
+
+def leading(op, operands, i, size):
+    """The operands of matrix i, without padding."""
+    a, *b = (x[i] for x in operands)
+    return (a[:size, :size], *(x[:size] if op.left_side else x[:, :size] for x in b))
+
+
+def check_each(op, operands, result, sizes):
+    """Each matrix by LAPACK's ratio, and zeros in its padding."""
+    x, *info = jax.tree.leaves(result)
+    x = np.asarray(x)
+    for i, size in enumerate(sizes):
+        if not op.takes_b:
+            own = x[i, :size, :size]
+        else:
+            own = x[i, :size] if op.left_side else x[i, :, :size]
+        assert np.count_nonzero(x[i]) == np.count_nonzero(own)
+        if size:
+            ratio = op.ratios([y[None] for y in leading(op, operands, i, size)], own[None])
+            assert (ratio <= MAX_RATIO).all()
+    for y in info:
+        assert not np.asarray(y).any()
+
+
+@pytest.mark.parametrize(("op", "dtype"), [(op, d) for op in ROWS for d in ops.DTYPES], ids=ops.ids)
+def test_each_matrix_has_its_own_size(op, dtype):
+    operands = operands_of(op, dtype)
+    check_each(op, operands, jax.jit(with_sizes(op))(*operands, SIZES), SIZES)
+
+
+@pytest.mark.parametrize(("op", "path"), ops.by_path(ONE_EACH), ids=ops.ids)
+def test_sizes_out_of_range(op, path):
+    """They fail alone; the others keep their bits."""
+    sizes = np.where(np.arange(len(SIZES)) % 3 == 1, np.resize(WRONG, len(SIZES)), SIZES)
+    wrong = (sizes < 0) | (sizes > N)
+    operands = operands_of(op, "float64", sizes=sizes)
+    f = with_sizes(op)
+    x, *info = jax.tree.leaves(ops.compiled(f, *operands, sizes, kernel=path))
+    y, *_ = jax.tree.leaves(ops.compiled(f, *operands, np.where(wrong, 0, sizes), kernel=path))
+    x, y = np.asarray(x), np.asarray(y)
+    assert ops.same_bits(x[~wrong], y[~wrong])
+    assert (np.isnan(x[wrong]) | (x[wrong] == 0)).all()
+    assert np.isnan(x[wrong]).any((-2, -1)).all()
+    for of_each in info:
+        assert (np.asarray(of_each) == np.where(wrong, -len(operands) - 1, 0)).all()
+
+
+@pytest.mark.parametrize("op", ONE_EACH, ids=ops.ids)
+def test_derivatives(op):
+    """Those of the leading parts; zero in the padding; NaN where a size is out of range."""
+    sizes = np.where(np.arange(len(SIZES)) == 4, N + 1, SIZES)
+    operands = tuple(np.where(np.isnan(x), 0, x) for x in operands_of(op, "float64"))
+    weights = np.cos(np.arange(operands[-1][0].size)).reshape(operands[-1].shape[1:])
+
+    def loss(f, *xs):
+        x = jax.tree.leaves(f(*xs))[0]
+        return jnp.sum(x * weights[: x.shape[-2], : x.shape[-1]])
+
+    where = tuple(range(len(operands)))
+    given = jax.jit(jax.grad(lambda *xs: loss(with_sizes(op), *xs, sizes), where))(*operands)
+    for i, size in enumerate(SIZES):
+        own = leading(op, given, i, size)
+        if i == 4:
+            assert all(np.isnan(x).any() for x in own)
+            continue
+        expected = jax.grad(lambda *xs: loss(op, *xs), where)(*leading(op, operands, i, size))
+        for x, y, whole in zip(own, expected, given, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-10)
+            assert np.count_nonzero(whole[i]) == np.count_nonzero(x)
+
+
+def test_factors_determinants_and_pivots():
+    a = general(np.random.default_rng(0), "float64", (len(SIZES), N, N))
+    lu, pivots, permutation, info = jb.lu(a, sizes=SIZES, return_info=True)
+    det, (sign, log) = jb.det(a, sizes=SIZES), jb.slogdet(a, sizes=SIZES)
+    assert not np.asarray(info).any()
+    for i, size in enumerate(SIZES):
+        own = a[i, :size, :size]
+        if size:
+            expected = jb.lu(own)
+            np.testing.assert_allclose(lu[i, :size, :size], expected[0], atol=1e-13)
+            assert (pivots[i, :size] == expected[1]).all()
+            assert (permutation[i, :size] == expected[2]).all()
+        assert (pivots[i, size:] == np.arange(size, N)).all()
+        assert (permutation[i, size:] == np.arange(size, N)).all()
+        assert np.count_nonzero(lu[i]) == np.count_nonzero(lu[i, :size, :size])
+        np.testing.assert_allclose(det[i], np.linalg.det(own), rtol=1e-12)
+        np.testing.assert_allclose(sign[i] * np.exp(log[i]), np.linalg.det(own), rtol=1e-12)
+    *_, info = jb.lu(a, sizes=WRONG[0], return_info=True)
+    assert (info == -2).all()
+    assert np.isnan(jb.det(a, sizes=WRONG[1])).all()
+    assert all(np.isnan(x).all() for x in jb.slogdet(a, sizes=WRONG[2]))
+
+
+def test_a_failing_matrix_says_where():
+    a = np.broadcast_to(np.eye(N), (3, N, N)).copy()
+    a[:, 4, 4] = 0
+    sizes = np.array([4, 5, 13])
+    for f in (jb.cholesky, jb.inv):
+        x, info = f(a, sizes=sizes, return_info=True)
+        assert (info == np.array([0, 5, 5])).all()
+        assert np.isnan(x[1:, :5, :5]).any((-2, -1)).all()
+        assert not np.isnan(x[0]).any()
+        assert not np.asarray(x[1, 5:]).any()
+    for assume_a in ("gen", "pos"):
+        x, info = jb.solve(a, a, sizes=sizes, assume_a=assume_a, return_info=True)
+        assert (info == np.array([0, 5, 5])).all()
+
+
+def test_16_bit_elements():
+    op = ops.of("cholesky")[0]
+    operands = operands_of(op, jnp.bfloat16)
+    check_each(op, operands, with_sizes(op)(*operands, SIZES), SIZES)
+
+
+def test_mapped_and_broadcast():
+    """Over sizes, over matrices, over both; shared operands; a vector."""
+    rng = np.random.default_rng(0)
+    a, b = general(rng, "float64", (3, N, N)), rng.normal(size=(N,))
+    sizes = np.array([3, 13, 7])
+    expected = np.stack([jb.solve(a, b, sizes=s) for s in sizes])
+    assert expected.shape == (3, 3, N)
+    over_sizes = jax.vmap(lambda s: jb.solve(a, b, sizes=s))(sizes)
+    assert ops.same_bits(over_sizes, expected)
+    over_both = jax.vmap(lambda x, s: jb.solve(x, b, sizes=s))(a, sizes)
+    assert ops.same_bits(over_both, expected[np.arange(3), np.arange(3)])
+    assert ops.same_bits(jb.solve(a, b, sizes=sizes), over_both)
+    over_a = jax.vmap(lambda x: jb.solve(x, b, sizes=sizes[1]))(a)
+    assert ops.same_bits(over_a, expected[1])
+    rhs = rng.normal(size=(3, N, 2))
+    shared = jb.triangular_solve(a[0], rhs, left_side=True, lower=True, sizes=sizes)
+    for i, size in enumerate(sizes):
+        own = jb.triangular_solve(a[0, :size, :size], rhs[i, :size], left_side=True, lower=True)
+        np.testing.assert_allclose(shared[i, :size], own, rtol=1e-12)
+
+
+@pytest.mark.parametrize("op", ONE_EACH, ids=ops.ids)
+def test_strict_promotion(op):
+    operands = operands_of(op, "float32")
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        result = with_sizes(op)(*operands, SIZES)
+        shared = with_sizes(op)(operands[0][:1], *operands[1:], SIZES[:1])
+    check_each(op, operands, result, SIZES)
+    assert len(jax.tree.leaves(shared)[0]) in (1, len(SIZES))
+
+
+def test_with_a_mask():
+    a = general(np.random.default_rng(0), "float64", (4, N, N))
+    sizes, where = np.array([3, -1, 5, 99]), np.array([True, True, False, False])
+    x, info = jb.inv(a, sizes=sizes, where=where, return_info=True)
+    assert (info == np.array([0, -2, -1, -1])).all()
+    assert not np.asarray(x[2:]).any()
+
+
+def test_on_a_mesh():
+    """Nothing is gathered; the sizes may be spread as the matrices are, or not."""
+    devices = jax.devices()
+    a = general(np.random.default_rng(0), "float64", (16, N, N))
+    sizes = np.arange(16, dtype=np.int32) % (N + 1)
+    for axis_type in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit):
+        mesh = jax.make_mesh((len(devices),), ("i",), axis_types=(axis_type,))
+        spread = jax.sharding.NamedSharding(mesh, PartitionSpec("i"))
+        with jax.set_mesh(mesh):
+            for f in (jb.inv, jb.det, lambda a, **sizes: jb.lu(a, **sizes)[0]):
+                g = jax.jit(jax.grad(lambda a, s, f=f: jnp.sum(f(a, sizes=s) ** 2)))
+                expected = jax.grad(lambda a, f=f: jnp.sum(f(a, sizes=sizes) ** 2))(a)
+                for given in (sizes, jax.device_put(sizes, spread)):
+                    operands = jax.device_put(a, spread), given
+                    program = jax.jit(lambda a, s, f=f: f(a, sizes=s)).lower(*operands).compile()
+                    assert "all-gather" not in program.as_text()
+                    np.testing.assert_allclose(program(*operands), f(a, sizes=sizes), rtol=1e-9)
+                    np.testing.assert_allclose(g(*operands), expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("op", ONE_EACH, ids=ops.ids)
+def test_exported_for_any_batch(op):
+    operands = (*operands_of(op, "float32"), SIZES)
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in operands]
+    exported = jax.export.export(
+        jax.jit(with_sizes(op)), disabled_checks=jb.export_disabled_checks()
+    )(*shapes)
+    result = exported.call(*operands)
+    check_each(op, operands[:-1], result, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    (
+        (np.ones(4), TypeError, "sizes has dtype float64; accepted are integers"),
+        ([True] * 4, TypeError, "sizes has dtype bool; accepted are integers"),
+        ("three", TypeError, "sizes has dtype"),
+        (np.ones((4, 1), int), ValueError, "sizes of shape .* does not broadcast to the batch"),
+        ([1, 2], ValueError, "sizes of shape .* does not broadcast to the batch"),
+    ),
+)
+@pytest.mark.parametrize("op", ONE_EACH, ids=ops.ids)
+def test_errors(op, sizes, error, message):
+    operands = op.operands("float32", batch=(4,), n=3)
+    with pytest.raises(error, match=message):
+        with_sizes(op)(*operands, sizes)
+
+
+def test_sizes_are_of_square_matrices():
+    with pytest.raises(ValueError, match="lu: a, with sizes, must have shape"):
+        jb.lu(np.ones((2, 3, 4)), sizes=[1, 2])
+
+
+def test_wide_integers_do_not_wrap_around():
+    a = np.broadcast_to(np.eye(3), (3, 3, 3))
+    _, info = jb.inv(a, sizes=np.array([2**32 + 1, -(2**40), 3]), return_info=True)
+    assert (info == np.array([-2, -2, 0])).all()
+    _, info = jb.inv(a, sizes=np.array([2**32 - 1, 2, 1], np.uint32), return_info=True)
+    assert (info == np.array([-2, 0, 0])).all()
