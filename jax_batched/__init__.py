@@ -6,6 +6,7 @@ from jax_batched import _ffi
 
 _ffi.register_targets()
 
+from jax_batched import blas  # noqa: E402
 from jax_batched._info import BackendInfo, backend_info  # noqa: E402
 from jax_batched.cho_solve import cho_factor, cho_solve  # noqa: E402
 from jax_batched.cholesky import cholesky  # noqa: E402
@@ -31,6 +32,7 @@ __all__ = [
     "SlogdetResult",
     "__version__",
     "backend_info",
+    "blas",
     "cho_factor",
     "cho_solve",
     "cholesky",

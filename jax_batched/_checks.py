@@ -11,21 +11,21 @@ from jax.typing import ArrayLike
 
 Array = jax.Array
 
-_COMPUTED = ("float32", "float64", "complex64", "complex128")
-_STORED = ("float16", "bfloat16")
+COMPUTED = ("float32", "float64", "complex64", "complex128")
+STORED = ("float16", "bfloat16")
 ACCURACIES = ("ieee", "fast")
 
 
 def is_stored(dtype: Any) -> bool:
     """Whether a dtype is a storage format: computed in float32, rounded once at the end."""
-    return jnp.dtype(dtype).name in _STORED
+    return jnp.dtype(dtype).name in STORED
 
 
 def operands(
     operation: str,
     *,
     keep_stored: bool = False,
-    accepted: Sequence[str] = (*_COMPUTED, *_STORED),
+    accepted: Sequence[str] = (*COMPUTED, *STORED),
     **named: ArrayLike,
 ) -> tuple[list[Array], Any]:
     """The operands in the dtype that the operation takes, and the dtype of the results.
@@ -125,10 +125,12 @@ def mask(operation: str, where: ArrayLike | None, batch: Sequence[Any]) -> Array
         ) from error
     if given.dtype != bool:
         raise TypeError(f"{operation}: where has dtype {given.dtype.name}; accepted is bool")
-    return _of_batch(operation, "where", given, batch)
+    return of_batch(operation, "where", given, batch)
 
 
-def sizes(operation: str, given: ArrayLike | None, batch: Sequence[Any]) -> Array | None:
+def sizes(
+    operation: str, given: ArrayLike | None, batch: Sequence[Any], name: str = "sizes"
+) -> Array | None:
     """The sizes of the matrices of a batch, int32 with as many dimensions; None: all are whole."""
     if given is None:
         return None
@@ -136,17 +138,17 @@ def sizes(operation: str, given: ArrayLike | None, batch: Sequence[Any]) -> Arra
         array = given if isinstance(given, jax.Array) else np.asarray(given)
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{operation}: sizes must be an array of integers, got {described(given)}"
+            f"{operation}: {name} must be an array of integers, got {described(given)}"
         ) from error
     if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{operation}: sizes has dtype {array.dtype.name}; accepted are integers")
+        raise TypeError(f"{operation}: {name} has dtype {array.dtype.name}; accepted are integers")
     limits = np.iinfo(array.dtype)
     low, high = max(limits.min, -1), min(limits.max, np.iinfo(np.int32).max)
     clip = jnp.clip if isinstance(array, jax.Array) else np.clip
-    return _of_batch(operation, "sizes", jnp.asarray(clip(array, low, high), jnp.int32), batch)
+    return of_batch(operation, name, jnp.asarray(clip(array, low, high), jnp.int32), batch)
 
 
-def _of_batch(operation: str, name: str, given: Array, batch: Sequence[Any]) -> Array:
+def of_batch(operation: str, name: str, given: Array, batch: Sequence[Any]) -> Array:
     """An array with an element for each matrix of a batch, with as many dimensions."""
     try:
         fits = jnp.broadcast_shapes(given.shape, tuple(batch)) == tuple(batch)

@@ -21,8 +21,15 @@ class Sizes:
     do. Without sizes (None) everything stays as it is.
     """
 
-    def __init__(self, operation: str, sizes: ArrayLike | None, n: int, batch: tuple[Any, ...]):
-        given = _checks.sizes(operation, sizes, batch)
+    def __init__(
+        self,
+        operation: str,
+        sizes: ArrayLike | None,
+        n: int,
+        batch: tuple[Any, ...],
+        name: str = "sizes",
+    ):
+        given = _checks.sizes(operation, sizes, batch, name)
         self._sizes = self._wrong = None
         if given is not None:
             self._wrong = (given < 0) | (given > n)
@@ -32,9 +39,7 @@ class Sizes:
         """Matrices, each continued by the identity."""
         if self._sizes is None:
             return a
-        a = _with_batch(a, self._sizes)
-        wrong = _like(self._wrong, a)[..., None, None]
-        a = _spoilt(a, jnp.broadcast_to(wrong, a.shape))
+        a = self.spoilt(a)
         own = self._places(a, -1)
         n = a.shape[-1]
         diagonal = jnp.eye(n, dtype=bool).reshape(*[1] * (a.ndim - 2), n, n)
@@ -42,16 +47,23 @@ class Sizes:
         other = jnp.where(diagonal & ~inside, jnp.ones_like(a), jnp.zeros_like(a))
         return jnp.where(inside, a, other)
 
-    def within(self, x: Array, *axes: int) -> Array:
-        """Results, or right-hand sides, with zeros beyond the size along each of these axes."""
+    def within(self, x: Array, *axes: int, other: Array | None = None) -> Array:
+        """Matrices with zeros, or what `other` has, beyond the size along each of these axes."""
         if self._sizes is None:
             return x
         x = _with_batch(x, self._sizes)
         for axis in axes:
             own = self._places(x, axis)
             own = own[..., :, None] if axis == -2 else own[..., None, :]
-            x = jnp.where(own, x, jnp.zeros_like(x))
+            x = jnp.where(own, x, jnp.zeros_like(x) if other is None else other)
         return x
+
+    def spoilt(self, x: Array) -> Array:
+        """Matrices, all NaN where the size is out of range."""
+        if self._sizes is None:
+            return x
+        x = _with_batch(x, self._sizes)
+        return _spoilt(x, jnp.broadcast_to(_like(self._wrong, x)[..., None, None], x.shape))
 
     def info(self, info: Array, number: int) -> Array:
         """info, where a size is out of range minus the number of the argument `sizes`."""
