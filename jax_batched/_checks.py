@@ -135,15 +135,17 @@ def sizes(
     if given is None:
         return None
     try:
-        array = given if isinstance(given, jax.Array) else np.asarray(given)
+        traced = any(isinstance(x, jax.Array) for x in jax.tree.leaves(given))
+        array = jnp.asarray(given) if traced else np.asarray(given)  # of which none wraps around
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"{operation}: {name} must be an array of integers, got {described(given)}"
         ) from error
+    array = array.astype(np.int32) if array.size == 0 and isinstance(given, list) else array
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{operation}: {name} has dtype {array.dtype.name}; accepted are integers")
-    limits = np.iinfo(array.dtype)
-    low, high = max(limits.min, -1), min(limits.max, np.iinfo(np.int32).max)
+    limits: Any = jnp.iinfo(array.dtype)  # type: ignore[no-untyped-call]
+    low, high = max(int(limits.min), -1), min(int(limits.max), np.iinfo(np.int32).max)
     clip = jnp.clip if isinstance(array, jax.Array) else np.clip
     return of_batch(operation, name, jnp.asarray(clip(array, low, high), jnp.int32), batch)
 

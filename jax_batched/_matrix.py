@@ -91,8 +91,8 @@ def triangle(a: Array, *, upper: bool, strict: bool = False) -> Array:
 
 def spoilt(x: Array, failed: Array) -> Array:
     """x with NaN, in both parts of complex numbers, where it failed."""
-    nan = complex(jnp.nan, jnp.nan) if jnp.iscomplexobj(x) else jnp.nan
-    return jnp.where(failed, jnp.asarray(nan, x.dtype), x)
+    nan = complex(np.nan, np.nan) if jnp.iscomplexobj(x) else np.nan
+    return jnp.where(failed, np.array(nan, x.dtype), x)  # NumPy's: jax.debug_nans looks at JAX's
 
 
 def take_rows(x: Array, rows: Array) -> Array:
@@ -117,8 +117,8 @@ def inverse_permutation(rows: Array) -> Array:
     """The order that undoes another one."""
     n = rows.shape[-1]
     if n > 128:
-        return jnp.argsort(rows, -1)
+        return jnp.argsort(rows, -1).astype(rows.dtype)
     # Of a large batch of short rows a sort takes longer than the solves around it.
     places = jnp.arange(n, dtype=rows.dtype).reshape(*[1] * (rows.ndim - 1), n)
     found = rows[..., None, :] == places[..., :, None]
-    return jnp.where(found, places[..., None, :], 0).sum(-1, dtype=rows.dtype)
+    return jnp.where(found, places[..., None, :], 0).max(-1, initial=0)

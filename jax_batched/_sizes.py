@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 
 from jax_batched import _checks
 from jax_batched._core import _jax
+from jax_batched._matrix import spoilt
 
 Array = jax.Array
 
@@ -16,9 +17,9 @@ class Sizes:
     """How many rows and columns each matrix of a batch has: the leading part of what holds it.
 
     Outside of that a matrix is continued by the identity, and a right-hand side by zeros. Factors,
-    inverses and solutions of what was continued are those of the matrices, continued likewise, and
-    pivots never come from there. A matrix with a size out of range is all NaN, and fails as others
-    do. Without sizes (None) everything stays as it is.
+    inverses and solutions of what was continued are those of the matrices, continued likewise. A
+    matrix with a size out of range is all NaN, and fails as others do, but where a mask leaves it
+    out. Without sizes (None) everything stays as it is.
     """
 
     def __init__(
@@ -27,21 +28,23 @@ class Sizes:
         sizes: ArrayLike | None,
         n: int,
         batch: tuple[Any, ...],
+        *,
         name: str = "sizes",
+        where: Array | None = None,
     ):
         given = _checks.sizes(operation, sizes, batch, name)
         self._sizes = self._wrong = None
         if given is not None:
-            self._wrong = (given < 0) | (given > n)
-            self._sizes = jnp.where(self._wrong, n, given).astype(jnp.int32)
+            wrong = (given < 0) | (given > n)
+            self._sizes = jnp.where(wrong, n, given).astype(jnp.int32)
+            self._wrong = wrong if where is None else wrong & where
 
     def continued(self, a: Array) -> Array:
         """Matrices, each continued by the identity."""
         if self._sizes is None:
             return a
         a = self.spoilt(a)
-        own = self._places(a, -1)
-        n = a.shape[-1]
+        own, n = self._places(a, -1), a.shape[-1]
         diagonal = jnp.eye(n, dtype=bool).reshape(*[1] * (a.ndim - 2), n, n)
         inside = own[..., :, None] & own[..., None, :]
         other = jnp.where(diagonal & ~inside, jnp.ones_like(a), jnp.zeros_like(a))
@@ -51,25 +54,45 @@ class Sizes:
         """Matrices with zeros, or what `other` has, beyond the size along each of these axes."""
         if self._sizes is None:
             return x
-        x = _with_batch(x, self._sizes)
+        x = _with_batch(x, self._sizes, 2)
         for axis in axes:
             own = self._places(x, axis)
             own = own[..., :, None] if axis == -2 else own[..., None, :]
             x = jnp.where(own, x, jnp.zeros_like(x) if other is None else other)
         return x
 
-    def spoilt(self, x: Array) -> Array:
-        """Matrices, all NaN where the size is out of range."""
-        if self._sizes is None:
+    def spoilt(self, x: Array, core_rank: int = 2) -> Array:
+        """Results or operands, all NaN where the size is out of range."""
+        if self._wrong is None:
             return x
-        x = _with_batch(x, self._sizes)
-        return _spoilt(x, jnp.broadcast_to(_like(self._wrong, x)[..., None, None], x.shape))
+        x = _with_batch(x, self._wrong, core_rank)
+        wrong = _like(self._wrong, x, core_rank)
+        wrong = wrong.reshape(*wrong.shape, *[1] * core_rank)
+        return _spoilt(x, jnp.broadcast_to(wrong, x.shape))
 
     def info(self, info: Array, number: int) -> Array:
         """info, where a size is out of range minus the number of the argument `sizes`."""
-        if self._sizes is None:
+        if self._wrong is None:
             return info
-        return jnp.where(_like(self._wrong, info, 0) & (info >= 0), -number, info).astype(jnp.int32)
+        return jnp.where(_like(self._wrong, info, 0), -number, info).astype(jnp.int32)
+
+    def with_own_pivots(
+        self, factors: Array, pivots: Array, permutation: Array
+    ) -> tuple[Array, Array, Array]:
+        """The results of an LU factorization of what was continued.
+
+        NaN loses every comparison: then a pivot may come from beyond the size. Such a matrix is all
+        NaN, and its rows are in their places.
+        """
+        if self._sizes is None:
+            return factors, pivots, permutation
+        own, sizes = self._places(factors, -1), _like(self._sizes, factors)[..., None]
+        strayed = jnp.any(own & (pivots >= sizes), -1, keepdims=True)
+        factors = _spoilt(factors, jnp.broadcast_to(strayed[..., None], factors.shape))
+        in_place = jnp.arange(pivots.shape[-1], dtype=jnp.int32)
+        in_place = in_place.reshape(*[1] * (pivots.ndim - 1), -1)
+        pivots = jnp.where(strayed, in_place, pivots)
+        return self.within(factors, -2, -1), pivots, jnp.where(strayed, in_place, permutation)
 
     def _places(self, x: Array, axis: int) -> Array:
         """Of each matrix, which places along an axis it has."""
@@ -77,10 +100,23 @@ class Sizes:
         return places.reshape(*[1] * (x.ndim - 2), -1) < _like(self._sizes, x)[..., None]
 
 
-def _with_batch(x: Array, sizes: Array) -> Array:
-    """x with all batch dimensions that the sizes have."""
-    batch = jnp.broadcast_shapes(sizes.shape, x.shape[:-2])
-    return jnp.broadcast_to(x, (*batch, *x.shape[-2:]))
+def _with_batch(x: Array, of_batch: Array, core_rank: int) -> Array:
+    """x with all batch dimensions of an array with one element for each matrix, spread like it
+    over an explicit mesh where x is not."""
+    own = x.shape[: x.ndim - core_rank]
+    x = jnp.broadcast_to(
+        x, (*jnp.broadcast_shapes(of_batch.shape, own), *x.shape[x.ndim - core_rank :])
+    )
+    spec, others = _jax.spec_of(jax.typeof(x)), _jax.spec_of(jax.typeof(of_batch))
+    joined = [
+        other if axis is None and size != 1 else axis
+        for axis, other, size in zip(spec, others, of_batch.shape, strict=False)
+    ]
+    joined += spec[len(joined) :]
+    if joined == list(spec):
+        return x
+    spread: Array = jax.sharding.reshard(x, jax.sharding.PartitionSpec(*joined))
+    return spread
 
 
 def _like(of_batch: Array | None, x: Array, core_rank: int = 2) -> Array:
@@ -93,11 +129,10 @@ def _like(of_batch: Array | None, x: Array, core_rank: int = 2) -> Array:
 @jax.custom_jvp
 def _spoilt(x: Array, wrong: Array) -> Array:
     """x with NaN where it is wrong, in derivatives as well."""
-    return jnp.where(wrong, jnp.full_like(x, jnp.nan), x)
+    return spoilt(x, wrong)
 
 
 @_spoilt.defjvp
 def _spoilt_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     (x, wrong), (dx, _) = primals, tangents
-    factor = jnp.where(wrong, jnp.full_like(x, jnp.nan), jnp.ones_like(x))
-    return _spoilt(x, wrong), dx * factor
+    return _spoilt(x, wrong), dx * spoilt(jnp.ones_like(x), wrong)

@@ -349,7 +349,7 @@ class _Call:
         _checks.batches(self.operation, present)
         self.batch = jnp.broadcast_shapes(*(x.shape[: x.ndim - rank] for _, x, rank in present))
         return [
-            Sizes(self.operation, size, n, self.batch, f"{name} of sizes")
+            Sizes(self.operation, size, n, self.batch, name=f"{name} of sizes")
             for (name, n), size in zip(limits.items(), sizes or [None] * len(limits), strict=True)
         ]
 

@@ -106,7 +106,7 @@ def cho_solve(
     overwrite = _checks.flag("cho_solve", "overwrite_b", overwrite_b)
     batch = _checks.batch_of(factor, columns)
     wanted = _checks.mask("cho_solve", where, batch)
-    parts = Sizes("cho_solve", sizes, factor.shape[-1], batch)
+    parts = Sizes("cho_solve", sizes, factor.shape[-1], batch, where=wanted)
     factor, columns = parts.continued(factor), parts.within(columns, -2)
     (x,) = cho_solve_op(factor, columns, lower=lower, where=wanted, overwrite=overwrite)
     return _checks.drop_column(parts.within(x, -2), rhs).astype(dtype)

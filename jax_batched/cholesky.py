@@ -114,13 +114,16 @@ def cholesky(
     """
     (matrix,), _ = _checks.operands("cholesky", keep_stored=True, a=a)
     _checks.square("cholesky", "a", matrix)
-    parts = Sizes("cholesky", sizes, matrix.shape[-1], matrix.shape[:-2])
+    wanted = _checks.mask("cholesky", where, matrix.shape[:-2])
+    parts = Sizes("cholesky", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
+    accuracy = _checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES)
     factor, info = cholesky_op(
         parts.continued(matrix),
         upper=_checks.flag("cholesky", "upper", upper),
         symmetrize=_checks.flag("cholesky", "symmetrize_input", symmetrize_input),
-        accuracy=_checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES),
-        where=_checks.mask("cholesky", where, matrix.shape[:-2]),
+        # Its tensor cores need all of a matrix to be of one scale, the identity as well.
+        accuracy=accuracy if sizes is None else "ieee",
+        where=wanted,
         overwrite=_checks.flag("cholesky", "overwrite_a", overwrite_a),
     )
     factor, info = parts.within(factor, -2, -1), parts.info(info, 2)

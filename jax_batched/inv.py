@@ -81,10 +81,11 @@ def inv(
     """
     (matrix,), dtype = _checks.operands("inv", a=a)
     _checks.square("inv", "a", matrix)
-    parts = Sizes("inv", sizes, matrix.shape[-1], matrix.shape[:-2])
+    wanted = _checks.mask("inv", where, matrix.shape[:-2])
+    parts = Sizes("inv", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     inverse, info = inv_op(
         parts.continued(matrix),
-        where=_checks.mask("inv", where, matrix.shape[:-2]),
+        where=wanted,
         overwrite=_checks.flag("inv", "overwrite_a", overwrite_a),
     )
     inverse, info = parts.within(inverse.astype(dtype), -2, -1), parts.info(info, 2)
@@ -131,8 +132,9 @@ def slogdet(
     (matrix,), dtype = _checks.operands("slogdet", a=a)
     _checks.square("slogdet", "a", matrix)
     wanted = _checks.mask("slogdet", where, matrix.shape[:-2])
-    parts = Sizes("slogdet", sizes, matrix.shape[-1], matrix.shape[:-2])
+    parts = Sizes("slogdet", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     sign, log = slogdet_op(parts.continued(matrix), where=wanted)
+    sign, log = parts.spoilt(sign, 0), parts.spoilt(log, 0)
     return SlogdetResult(sign.astype(dtype), log.astype(real_dtype(dtype)))
 
 
@@ -161,9 +163,9 @@ def det(a: ArrayLike, *, where: ArrayLike | None = None, sizes: ArrayLike | None
     (matrix,), dtype = _checks.operands("det", a=a)
     _checks.square("det", "a", matrix)
     wanted = _checks.mask("det", where, matrix.shape[:-2])
-    parts = Sizes("det", sizes, matrix.shape[-1], matrix.shape[:-2])
+    parts = Sizes("det", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     (determinant,) = det_op(parts.continued(matrix), where=wanted)
-    return determinant.astype(dtype)
+    return parts.spoilt(determinant, 0).astype(dtype)
 
 
 def _identity(a: Array) -> Array:

@@ -89,9 +89,10 @@ def lu(
     wanted = _checks.mask("lu", where, matrix.shape[:-2])
     if sizes is not None:
         _checks.square("lu", "a, with sizes,", matrix)
-    parts = Sizes("lu", sizes, matrix.shape[-1], matrix.shape[:-2])
+    parts = Sizes("lu", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
-    factors, info = parts.within(factors, -2, -1), parts.info(info, 2)
+    factors, pivots, permutation = parts.with_own_pivots(factors, pivots, permutation)
+    info = parts.info(info, 2)
     if 0 in matrix.shape[-2:]:
         rank = permutation.ndim
         permutation = jax.lax.broadcasted_iota(jnp.int32, permutation.shape, rank - 1)

@@ -137,10 +137,12 @@ def solve(
     _checks.square("solve", "a", matrix)
     columns = _checks.right_hand_side("solve", matrix, rhs)
     batch = _checks.batch_of(matrix, columns)
-    parts = Sizes("solve", sizes, matrix.shape[-1], batch)
+    wanted = _checks.mask("solve", where, batch)
+    parts = Sizes("solve", sizes, matrix.shape[-1], batch, where=wanted)
     matrix, columns = parts.continued(matrix), parts.within(columns, -2)
+    accuracy = accuracy if sizes is None else "ieee"  # as in cholesky()
     which: dict[str, Any] = {
-        "where": _checks.mask("solve", where, batch),
+        "where": wanted,
         "overwrite": _checks.flag("solve", "overwrite_b", overwrite_b),
     }
     if assume_a == "pos":

@@ -67,16 +67,18 @@ def triangular_solve(
     _checks.square("triangular_solve", "a", matrix)
     columns = _checks.right_hand_side("triangular_solve", matrix, rhs, left_side=left_side)
     batch = _checks.batch_of(matrix, columns)
-    parts, axis = Sizes("triangular_solve", sizes, matrix.shape[-1], batch), -2 if left_side else -1
+    wanted = _checks.mask("triangular_solve", where, batch)
+    parts = Sizes("triangular_solve", sizes, matrix.shape[-1], batch, where=wanted)
+    axis = -2 if left_side else -1
     (x,) = triangular_solve_op(
         parts.continued(matrix),
-        parts.within(columns, axis),
+        parts.spoilt(parts.within(columns, axis)),
         left_side=left_side,
         lower=_checks.flag("triangular_solve", "lower", lower),
         transpose_a=_checks.flag("triangular_solve", "transpose_a", transpose_a),
         conjugate_a=conjugate_a and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("triangular_solve", "unit_diagonal", unit_diagonal),
-        where=_checks.mask("triangular_solve", where, batch),
+        where=wanted,
         overwrite=_checks.flag("triangular_solve", "overwrite_b", overwrite_b),
     )
     x = parts.within(x, axis)
@@ -125,16 +127,17 @@ def solve_triangular(
     _checks.square("solve_triangular", "a", matrix)
     columns = _checks.right_hand_side("solve_triangular", matrix, rhs)
     batch = _checks.batch_of(matrix, columns)
-    parts = Sizes("solve_triangular", sizes, matrix.shape[-1], batch)
+    wanted = _checks.mask("solve_triangular", where, batch)
+    parts = Sizes("solve_triangular", sizes, matrix.shape[-1], batch, where=wanted)
     (x,) = triangular_solve_op(
         parts.continued(matrix),
-        parts.within(columns, -2),
+        parts.spoilt(parts.within(columns, -2)),
         left_side=True,
         lower=_checks.flag("solve_triangular", "lower", lower),
         transpose_a=trans not in (0, "N"),
         conjugate_a=trans in (2, "C") and jnp.iscomplexobj(matrix),
         unit_diagonal=_checks.flag("solve_triangular", "unit_diagonal", unit_diagonal),
-        where=_checks.mask("solve_triangular", where, batch),
+        where=wanted,
         overwrite=_checks.flag("solve_triangular", "overwrite_b", overwrite_b),
     )
     return _checks.drop_column(parts.within(x, -2), rhs).astype(dtype)

@@ -369,6 +369,28 @@ def test_indefinite_next_to_overflow(op, kernel, dtype):
         np.testing.assert_array_equal(x[1], np.ones((n, 1)) if op.takes_b else np.eye(n))
 
 
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("upper", (False, True))
+def test_an_average_that_overflows_beside_a_small_diagonal(upper, dtype):
+    """Such a matrix is indefinite, in the row of the average or before."""
+    large = 0.9 * float(np.finfo(dtype).max)
+    cases = []
+    for n in (3, 8, 13, 40, 64, 96, 120, 130, 200):
+        a = np.tile(np.eye(n, dtype=dtype), (4, 1, 1))
+        a[1, n - 1, 0] = a[1, 0, n - 1] = large  # in the last row
+        a[2, n // 2, 1] = a[2, 1, n // 2] = -large  # in the middle, and another one later
+        a[2, n - 1, 2] = a[2, 2, n - 1] = large
+        a[3] = a[1]
+        a[3, 0, 0] = -1  # fails before
+        cases.append((a,))
+    f = lambda a: jb.cholesky(a, upper=upper, return_info=True)  # noqa: E731
+    for (a,), (x, info) in zip(cases, ops.on_each(f, cases), strict=True):
+        n = a.shape[-1]
+        np.testing.assert_array_equal(info, [0, n, n // 2 + 1, 1])
+        np.testing.assert_array_equal(x[0], np.eye(n))
+        assert np.isnan(np.asarray(x[1:])[:, 0, 0]).all()
+
+
 def test_values_next_to_overflow():
     single, info = jb.cholesky(np.float32([[2e38]]), return_info=True)
     np.testing.assert_allclose(single, np.sqrt(np.float32([[2e38]])), rtol=1e-7)
