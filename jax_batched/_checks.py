@@ -125,7 +125,7 @@ def mask(operation: str, where: ArrayLike | None, batch: Sequence[Any]) -> Array
         ) from error
     if given.dtype != bool:
         raise TypeError(f"{operation}: where has dtype {given.dtype.name}; accepted is bool")
-    return of_batch(operation, "where", given, batch)
+    return per_matrix(operation, "where", given, batch)
 
 
 def sizes(
@@ -147,10 +147,10 @@ def sizes(
     limits: Any = jnp.iinfo(array.dtype)  # type: ignore[no-untyped-call]
     low, high = max(int(limits.min), -1), min(int(limits.max), np.iinfo(np.int32).max)
     clip = jnp.clip if isinstance(array, jax.Array) else np.clip
-    return of_batch(operation, name, jnp.asarray(clip(array, low, high), jnp.int32), batch)
+    return per_matrix(operation, name, jnp.asarray(clip(array, low, high), jnp.int32), batch)
 
 
-def of_batch(operation: str, name: str, given: Array, batch: Sequence[Any]) -> Array:
+def per_matrix(operation: str, name: str, given: Array, batch: Sequence[Any]) -> Array:
     """An array with an element for each matrix of a batch, with as many dimensions."""
     try:
         fits = jnp.broadcast_shapes(given.shape, tuple(batch)) == tuple(batch)

@@ -30,6 +30,7 @@ from jax_batched import _checks
 from jax_batched._matrix import (
     adjoint,
     hermitian_from_triangle,
+    inverse_permutation,
     matmul,
     real_diagonal,
     symmetric_from_triangle,
@@ -189,12 +190,8 @@ def trmm(
     right, trans = call.option("side", side, (0, 1)), call.option("trans_a", trans_a)
     lower = _checks.flag("trmm", "lower", lower)
     unit = _checks.flag("trmm", "unit_diagonal", unit_diagonal)
-    a, b = call.square("a"), call.matrices("b")[0]
-    rows, columns = call.extents(sizes, m=b.shape[-2], n=b.shape[-1])
-    call.same("the dimensions of a and b that meet", a.shape[-1], b.shape[-1 if right else -2])
-    own = columns if right else rows
-    a = triangle(own.within(a, -2, -1), upper=not lower, strict=unit)
-    b = _part(b, 0, rows, columns)
+    a, b, rows, columns = call.one_sided(sizes, right)
+    a = triangle((columns if right else rows).within(a, -2, -1), upper=not lower, strict=unit)
     a = _op(a, trans)
     left, other = (b, a) if right else (a, b)
     x = call.result(left, other, alpha, 0, rows, columns)
@@ -218,12 +215,10 @@ def trsm(
     """
     call = _Call("trsm", a=a, b=b)
     right, trans = call.option("side", side, (0, 1)), call.option("trans_a", trans_a)
-    a, b = call.square("a"), call.matrices("b")[0]
-    rows, columns = call.extents(sizes, m=b.shape[-2], n=b.shape[-1])
-    call.same("the dimensions of a and b that meet", a.shape[-1], b.shape[-1 if right else -2])
+    a, b, rows, columns = call.one_sided(sizes, right)
     x = triangular_solve(
         (columns if right else rows).continued(a),
-        call.scaled(call.whole(_part(b, 0, rows, columns)), "alpha", alpha),
+        call.scaled(call.whole(b), "alpha", alpha),
         left_side=not right,
         lower=lower,
         transpose_a=trans != 0,
@@ -296,7 +291,7 @@ def laswp(a: ArrayLike, pivots: ArrayLike, *, inverse: bool = False) -> Array:
         )
     inverse = _checks.flag("laswp", "inverse", inverse)
     rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), a.shape[-2])
-    return take_rows(a, jnp.argsort(rows, -1) if inverse else rows)
+    return take_rows(a, inverse_permutation(rows) if inverse else rows)
 
 
 class _Call:
@@ -353,6 +348,13 @@ class _Call:
             for (name, n), size in zip(limits.items(), sizes or [None] * len(limits), strict=True)
         ]
 
+    def one_sided(self, sizes: SizesLike, right: int) -> tuple[Array, Array, Sizes, Sizes]:
+        """The square a, b within its sizes, and these: a is beside b, on its right or left."""
+        a, b = self.square("a"), self.matrices("b")[0]
+        rows, columns = self.extents(sizes, m=b.shape[-2], n=b.shape[-1])
+        self.same("the dimensions of a and b that meet", a.shape[-1], b.shape[-1 if right else -2])
+        return a, _part(b, 0, rows, columns), rows, columns
+
     def whole(self, x: Array) -> Array:
         """x with the batch dimensions of the call."""
         return jnp.broadcast_to(x, (*self.batch, *x.shape[-2:]))
@@ -365,7 +367,7 @@ class _Call:
         """alpha or beta, to go with whole matrices x."""
         if not jnp.iscomplexobj(x):
             self.real(f"{name} of real operands", value)
-        given = _checks.of_batch(self.operation, name, jnp.asarray(value), self.batch)
+        given = _checks.per_matrix(self.operation, name, jnp.asarray(value), self.batch)
         return given[..., None, None].astype(x.dtype)
 
     def scaled(self, x: Array, name: str, value: ArrayLike) -> Array:
@@ -487,10 +489,7 @@ def _mirrored(
     call = _Call(operation, a=a, b=b, c=c)
     right = call.option("side", side, (0, 1))
     lower = _checks.flag(operation, "lower", lower)
-    a, b = call.square("a"), call.matrices("b")[0]
-    rows, columns = call.extents(sizes, m=b.shape[-2], n=b.shape[-1])
-    call.same("the dimensions of a and b that meet", a.shape[-1], b.shape[-1 if right else -2])
+    a, b, rows, columns = call.one_sided(sizes, right)
     full: Array = whole((columns if right else rows).within(a, -2, -1), upper=not lower)
-    part = _part(b, 0, rows, columns)
-    left, other = (part, full) if right else (full, part)
+    left, other = (b, full) if right else (full, b)
     return call.result(left, other, alpha, beta, rows, columns)

@@ -45,15 +45,4 @@ __device__ __noinline__ void store_averages(const T* a, T* l, int n) {
   }
 }
 
-// What a block factors: A, or its averages in the memory of L. In shared memory, as registers are
-// scarce.
-template <class T>
-struct Source {
-  const T* data;
-  bool mean;  // of both triangles
-  int info;
-
-  __device__ __forceinline__ View<T> matrix(int n) const { return View<T>::square(data, n); }
-};
-
 }  // namespace jax_batched::cuda

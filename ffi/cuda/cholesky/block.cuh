@@ -28,7 +28,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "ffi/cuda/cholesky/averages.cuh"
 #include "ffi/cuda/cholesky/panel.cuh"
 #include "ffi/cuda/device/async_copy.cuh"
 #include "ffi/cuda/device/math.cuh"
@@ -49,6 +48,17 @@ auto with_access(bool upper, bool vectors, const Function& f) {
   return vectors ? f(std::integral_constant<A, A::kVectors>{})
                  : f(std::integral_constant<A, A::kElements>{});
 }
+
+// What a block factors: A, or its averages in the memory of L. In shared memory, as registers are
+// scarce.
+template <class T>
+struct Source {
+  const T* data;
+  bool mean;  // of both triangles
+  int info;
+
+  __device__ __forceinline__ View<T> matrix(int n) const { return View<T>::square(data, n); }
+};
 
 // A warp's rows by default, in tiles of 8.
 template <class T, bool kCompensated>
@@ -489,10 +499,10 @@ struct BlockFactor {
   }
   // Factors the source into `l`; kAccess says which triangle. Returns info, in every thread.
   static __device__ __forceinline__ int factor(int n, T* l, T* shared) {
-    const Source<T>& source = BlockFactor::source(shared);
+    Source<T>& source = BlockFactor::source(shared);
     T* const lower = shared + kWorkElements;          // tiles L_pp, L_(p+1)p, ... of each panel p
     T* const inverses = lower + kLowerTiles * kTile;  // -L_pp^-1
-    int* const info = &BlockFactor::source(shared).info;
+    int* const info = &source.info;
     const int top_tile = kRowTiles * warp();  // of this warp, counted from the tile's top
     T* const finished = shared + kWarpRows * warp() * kFinishedRow;
 
