@@ -57,18 +57,16 @@ def test_the_same_bits_in_an_operands_memory(op, kernel, dtype):
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize(
-    "op", [op for op in ROWS if op.options.get("symmetrize_input")], ids=ops.ids
-)
-def test_both_triangles_are_read_before_either_is_written(op, dtype):
-    """Of every kernel that is chosen for some size: the triangles differ."""
-    cases = []
-    for n in (24, 60, 80, 120, 150):
-        (a,) = op.operands(dtype, batch=(3,), n=n)
-        cases.append((a + np.triu(a, 1) / 8 - np.tril(a, -1) / 8,))
-    results, taken = donated(op, cases)
-    assert same(results, ops.on_each(plain(op), cases))
-    assert all(taken)
+def test_both_triangles_are_read_before_either_is_written(dtype):
+    """By every kernel that is chosen for some size: the triangles differ."""
+    for op in (op for op in ROWS if op.options.get("symmetrize_input")):
+        cases = []
+        for n in (24, 60, 80, 120, 150):
+            (a,) = op.operands(dtype, batch=(3,), n=n)
+            cases.append((a + np.triu(a, 1) / 8 - np.tril(a, -1) / 8,))
+        results, taken = donated(op, cases)
+        assert same(results, ops.on_each(plain(op), cases))
+        assert all(taken)
 
 
 @pytest.mark.parametrize("op", ROWS, ids=ops.ids)
