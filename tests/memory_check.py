@@ -184,7 +184,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=37)
     parser.add_argument("--dtype", nargs="+", default=[*ops.DTYPES, *ops.STORED])
-    parser.add_argument("--op", nargs="+", default=[*(op.name for op in ops.ONE_EACH), *OTHERS])
+    names = [*(op.name for op in ops.ONE_EACH), *OTHERS]
+    parser.add_argument("--op", nargs="+", default=names, choices=[*ops.BY_NAME, *OTHERS])
     parser.add_argument("--large", action="store_true", help="also 262,144 matrices 16x16 and 2x2")
     arguments = parser.parse_args()
     for name in filter(OTHERS.get, arguments.op):
