@@ -33,6 +33,8 @@ class Sizes:
         where: Array | None = None,
     ):
         given = _checks.sizes(operation, sizes, batch, name)
+        self.n = n
+        self.given = given  # unchecked; None: all have n
         self._sizes = self._wrong = None
         if given is not None:
             wrong = (given < 0) | (given > n)

@@ -5,7 +5,8 @@ the dtype. With `sizes`, a tuple of integers (or None: all) for each of the numb
 m, n and k, a matrix is the leading part of what holds it. What lies beyond counts for nothing and
 may hold NaN. The result is zero there or, where BLAS leaves c alone, what c has. A size that is
 negative or too large makes that result NaN. Sizes have shapes that broadcast to the batch
-dimensions, and may be traced. Today the products are those of the whole arrays.
+dimensions, and may be traced. Products with sizes are one kernel, which takes no time for what lies
+beyond; but those of vectors and of 16-bit elements are XLA's, of the whole arrays.
 
 Everywhere:
 - leading dimensions are batch dimensions and broadcast;
@@ -38,6 +39,7 @@ from jax_batched._matrix import (
     triangle,
 )
 from jax_batched._sizes import Sizes
+from jax_batched.gemm import gemm_op
 from jax_batched.triangular_solve import triangular_solve
 
 Array = jax.Array
@@ -62,9 +64,8 @@ def gemm(
     (m, k), (other, n) = _shape(a, left), _shape(b, right)
     call.same("the inner dimensions of op(a) and op(b)", k, other)
     rows, columns, inner = call.extents(sizes, m=m, n=n, k=k)
-    a = _part(a, left, rows, inner)
-    b = _part(b, right, inner, columns)
-    return inner.spoilt(call.result(_op(a, left), _op(b, right), alpha, beta, rows, columns))
+    product = call.product(a, b, rows, columns, inner, left, right)
+    return call.result(product, alpha, beta, rows, columns, inner)
 
 
 def syrk(
@@ -191,11 +192,12 @@ def trmm(
     lower = _checks.flag("trmm", "lower", lower)
     unit = _checks.flag("trmm", "unit_diagonal", unit_diagonal)
     a, b, rows, columns = call.one_sided(sizes, right)
-    a = triangle((columns if right else rows).within(a, -2, -1), upper=not lower, strict=unit)
-    a = _op(a, trans)
+    a = _op(triangle(a, upper=not lower, strict=unit), trans)
     left, other = (b, a) if right else (a, b)
-    x = call.result(left, other, alpha, 0, rows, columns)
-    return x + call.scaled(jnp.broadcast_to(b, x.shape), "alpha", alpha) if unit else x
+    x = call.product(left, other, rows, columns, columns if right else rows)
+    if unit:
+        x = x + call.whole(_part(b, 0, rows, columns))
+    return call.scaled(x, "alpha", alpha)
 
 
 def trsm(
@@ -218,7 +220,7 @@ def trsm(
     a, b, rows, columns = call.one_sided(sizes, right)
     x = triangular_solve(
         (columns if right else rows).continued(a),
-        call.scaled(call.whole(b), "alpha", alpha),
+        call.scaled(call.whole(_part(b, 0, rows, columns)), "alpha", alpha),
         left_side=not right,
         lower=lower,
         transpose_a=trans != 0,
@@ -246,9 +248,9 @@ def gemv(
     column, call.arrays["c"] = call.vector("x"), call.vector("y")
     inner, outer = (columns, rows) if how == 0 else (rows, columns)
     call.same("the inner dimensions of op(a) and x", _shape(a, how)[1], column.shape[-2])
-    a = _part(a, 0, rows, columns)
-    product = call.result(_op(a, how), inner.within(column, -2), alpha, beta, outer, None)
-    return inner.spoilt(product)[..., 0]
+    one = Sizes("gemv", None, 1, call.batch)
+    product = call.masked_product(a, column, outer, one, inner, how)
+    return call.result(product, alpha, beta, outer, one, inner)[..., 0]
 
 
 def trsv(
@@ -349,11 +351,11 @@ class _Call:
         ]
 
     def one_sided(self, sizes: SizesLike, right: int) -> tuple[Array, Array, Sizes, Sizes]:
-        """The square a, b within its sizes, and these: a is beside b, on its right or left."""
+        """The square a, b, and the sizes of b: a is beside b, on its right or left."""
         a, b = self.square("a"), self.matrices("b")[0]
         rows, columns = self.extents(sizes, m=b.shape[-2], n=b.shape[-1])
         self.same("the dimensions of a and b that meet", a.shape[-1], b.shape[-1 if right else -2])
-        return a, _part(b, 0, rows, columns), rows, columns
+        return a, b, rows, columns
 
     def whole(self, x: Array) -> Array:
         """x with the batch dimensions of the call."""
@@ -385,26 +387,63 @@ class _Call:
         c = self.whole(c).astype(product.dtype)
         return product + factor * jnp.where(factor == 0, jnp.zeros_like(c), c)
 
-    def result(
+    def product(
         self,
-        left: Array,
-        right: Array,
-        alpha: ArrayLike,
-        beta: ArrayLike,
+        a: Array,
+        b: Array,
         rows: Sizes,
-        columns: Sizes | None,
+        columns: Sizes,
+        inner: Sizes,
+        trans_a: int = 0,
+        trans_b: int = 0,
+        part: str = "",
     ) -> Array:
-        """alpha left right + beta c, beyond the sizes c, NaN where they are out of range."""
+        """op(a) op(b), or a triangle; zero beyond the sizes, NaN where one is out of range."""
+        three = (rows, columns, inner)
+        if all(of.given is None for of in three) or _checks.is_stored(self.dtype):
+            x = self.masked_product(a, b, rows, columns, inner, trans_a, trans_b)
+            return triangle(x, upper=part == "upper") if part else x
+        given = [jnp.int32(of.n) if of.given is None else of.given for of in three]
+        sizes = jnp.stack(jnp.broadcast_arrays(*given), -1).astype(jnp.int32)
+        (x,) = gemm_op(a, b, sizes, trans_a=_WAY[trans_a], trans_b=_WAY[trans_b], triangle=part)
+        return self.whole(x)
+
+    def masked_product(
+        self,
+        a: Array,
+        b: Array,
+        rows: Sizes,
+        columns: Sizes,
+        inner: Sizes,
+        trans_a: int = 0,
+        trans_b: int = 0,
+    ) -> Array:
+        """The product by XLA, of operands with zeros beyond their sizes."""
+        left = _op(_part(a, trans_a, rows, inner), trans_a)
+        right = _op(_part(b, trans_b, inner, columns), trans_b)
         if _checks.is_stored(self.dtype):
-            product = jnp.matmul(left, right, preferred_element_type=jnp.float32)
+            x = jnp.matmul(left, right, preferred_element_type=jnp.float32)
         else:
-            product = matmul(left, right)
-        product = self.scaled(self.whole(product), "alpha", alpha)
-        x = self.plus(product, beta).astype(self.dtype)
+            x = matmul(left, right)
+        return inner.spoilt(columns.spoilt(rows.spoilt(self.whole(x))))
+
+    def result(self, product: Array, alpha: ArrayLike, beta: ArrayLike, *sizes: Sizes) -> Array:
+        """alpha product + beta c; c beyond the first two sizes, its rows and columns.
+
+        NaN where any size is out of range.
+        """
+        x = self.plus(self.scaled(product, "alpha", alpha), beta).astype(self.dtype)
         c = self.arrays.get("c")
-        other = None if c is None else self.whole(c)
-        x = rows.spoilt(rows.within(x, -2, other=other))
-        return x if columns is None else columns.spoilt(columns.within(x, -1, other=other))
+        if c is None:
+            return x
+        for of, axis in zip(sizes, (-2, -1), strict=False):
+            x = of.within(x, axis, other=self.whole(c))
+        for of in sizes:
+            x = of.spoilt(x)
+        return x
+
+
+_WAY = ("n", "t", "c")  # the letters of trans
 
 
 def _is(value: ArrayLike, number: int) -> bool:
@@ -452,21 +491,26 @@ def _rank_k(
     n, k = _shape(first, how)
     call.same("the shapes of a and b", first.shape[-2:], second.shape[-2:])
     rows, inner = call.extents(sizes, n=n, k=k)
-    first, second = (_op(_part(x, how, rows, inner), how) for x in (first, second))
+    ways = (how, 0) if how else (0, star)
+    part = "lower" if lower else "upper"
     if star == 2:
         call.real("beta", beta)
         if b is None:
             call.real("alpha", alpha)
-    x = call.scaled(call.whole(matmul(first, _op(second, star))), "alpha", alpha)
+    x = call.product(first, second, rows, rows, inner, *ways, part)
+    x = call.scaled(x, "alpha", alpha)
     if b is not None:
         swapped = jnp.conj(jnp.asarray(alpha)) if star == 2 else alpha
-        x = x + call.scaled(call.whole(matmul(second, _op(first, star))), "alpha", swapped)
-    given = call.arrays["c"]
-    if star == 2 and given is not None:
+        y = call.product(second, first, rows, rows, inner, *ways, part)
+        x = x + call.scaled(y, "alpha", swapped)
+    given, hermitian = call.arrays["c"], star == 2 and jnp.iscomplexobj(x)
+    if given is None:
+        return inner.spoilt(rows.spoilt(real_diagonal(x))) if hermitian else x
+    if hermitian:
         call.arrays["c"] = real_diagonal(given)
     x = call.plus(x, beta)
-    x = real_diagonal(x) if star == 2 else x
-    other = jnp.zeros_like(x) if given is None else call.whole(given)
+    x = real_diagonal(x) if hermitian else x
+    other = call.whole(given)
     ones = jnp.ones((n, n), bool)
     own = (jnp.tril(ones) if lower else jnp.triu(ones)).reshape(*[1] * (x.ndim - 2), n, n)
     x = rows.within(jnp.where(own, x, other), -2, -1, other=other)
@@ -490,6 +534,7 @@ def _mirrored(
     right = call.option("side", side, (0, 1))
     lower = _checks.flag(operation, "lower", lower)
     a, b, rows, columns = call.one_sided(sizes, right)
-    full: Array = whole((columns if right else rows).within(a, -2, -1), upper=not lower)
+    full: Array = whole(a, upper=not lower)
     left, other = (b, full) if right else (full, b)
-    return call.result(left, other, alpha, beta, rows, columns)
+    product = call.product(left, other, rows, columns, columns if right else rows)
+    return call.result(product, alpha, beta, rows, columns)

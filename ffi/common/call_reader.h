@@ -101,6 +101,13 @@ class CallReader {
     check_dtype(name, array, real_dtype());
     return view(name, array);
   }
+  // `size` integers of each matrix.
+  MatrixView<Mapped> integer_vector(const char* name, int64_t size) {
+    const Array array = next_operand(name, 1);
+    check_size(name, array, size);
+    check_dtype(name, array, ffi::DataType::S32);
+    return view(name, array);
+  }
   // For kernels that take no broadcast operand.
   MatrixView<Packed> packed(const MatrixView<Mapped>& view) {
     require(view.contiguous() || first_.batch_count() == 0, "a broadcast array");

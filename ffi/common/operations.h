@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "ffi/problems/cholesky.h"
+#include "ffi/problems/gemm.h"
 #include "ffi/problems/lu.h"
 #include "ffi/problems/qr.h"
 #include "ffi/problems/residual.h"
@@ -16,10 +17,10 @@ namespace jax_batched {
 template <class... Problems>
 struct List {};
 
-using Operations =
-    List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
-         CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
-         DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem>;
+using Operations = List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
+                        CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem,
+                        InvProblem, DetProblem, SlogdetProblem, QrProblem,
+                        HouseholderProductProblem, QrMultiplyProblem, GemmProblem>;
 
 // Calls f(std::type_identity<P>) for each operation.
 template <class F, class... P>

@@ -30,6 +30,30 @@ __device__ __forceinline__ void copy_async(T* shared, const T* global) {
 #endif
 }
 
+// The same for kBytes, of which the first `count` are copied and the others zero.
+template <int kBytes>
+__device__ __forceinline__ void copy_async_or_zero(void* shared, const void* global, int count) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+  const unsigned destination = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(destination), "l"(global), "r"(count)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                 :
+                 : "r"(destination), "l"(global), "n"(kBytes), "r"(count)
+                 : "memory");
+  }
+#else
+  for (int at = 0; at < kBytes; at += 4) {
+    static_cast<uint32_t*>(shared)[at / 4] =
+        at < count ? static_cast<const uint32_t*>(global)[at / 4] : 0;
+  }
+#endif
+}
+
 // The same for 16 bytes that will hardly be read again: they are the first to leave the L2 cache.
 template <class T>
 __device__ __forceinline__ void copy_async_last(T* shared, const T* global) {
