@@ -44,6 +44,24 @@ def rhs(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
     return uniform(jax.random.fold_in(key, 1), (batch, n, nrhs), dtype)
 
 
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def sizes(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """m, n and k of each product, uniform from 1 to n."""
+    return jax.random.randint(jax.random.fold_in(key, 2), (batch, 3), 1, n + 1, jnp.int32)
+
+
+def _sized(fold: int, axes: tuple[int, int]) -> Callable[..., jax.Array]:
+    """Matrices with zeros beyond two of their product's sizes."""
+
+    @partial(jax.jit, static_argnums=(1, 2, 3, 4))
+    def make(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+        rows, columns = (sizes(key, dtype, n, nrhs, batch)[:, axis, None] for axis in axes)
+        own = (jnp.arange(n) < rows)[..., None] & (jnp.arange(n) < columns)[:, None]
+        return jnp.where(own, uniform(jax.random.fold_in(key, fold), (batch, n, n), dtype), 0)
+
+    return make
+
+
 @jax.jit
 def lower_factor(a: jax.Array) -> jax.Array:
     """Lower Cholesky factors, with zeros above the diagonal."""
@@ -67,6 +85,9 @@ MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
     "spd": spd,
     "general": general,
     "rhs": rhs,
+    "sizes": sizes,
+    "left": _sized(3, (0, 2)),
+    "right": _sized(4, (2, 1)),
 }
 DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
     "factor": ("spd", lower_factor),

@@ -123,6 +123,16 @@ def _transposed_inverse_ratio(eps: float, a: Array, gradient: Array) -> Array:
     return _inverse_ratio(eps, a.mT, gradient)
 
 
+def _each(sizes: Any) -> tuple[Any, ...]:
+    return tuple(sizes[..., i] for i in range(3))
+
+
+def _product_of_sizes_ratio(eps: float, a: Array, b: Array, sizes: Array, x: Array) -> Array:
+    """|x - a b| over k eps |a| |b|, entry by entry."""
+    bound = np.abs(a) @ np.abs(b) * eps * np.maximum(1, np.real(sizes[..., 2]))[..., None, None]
+    return np.max(np.abs(x - a @ b) / np.where(bound == 0, np.finfo(float).tiny, bound), (-2, -1))
+
+
 def _solve_pos(a: Any, b: Any) -> Any:
     return jb.solve(a, b, assume_a="pos", lower=True)
 
@@ -311,6 +321,16 @@ OPERATIONS: dict[str, Operation] = {
                 lambda x, y: jax.scipy.linalg.solve_triangular(x, y, trans=1),
                 a,
             ),
+        },
+    ),
+    "gemm_sizes": Operation(  # the operands' padding is zero, as stock JAX needs it
+        operands=("left", "right", "sizes"),
+        floor=lambda n, nrhs: 3 * n * n,
+        ratio=_product_of_sizes_ratio,
+        calls={
+            "jax_batched": lambda a, b, sizes: jb.blas.gemm(a, b, sizes=_each(sizes)),
+            "jax": lambda a, b, sizes: jnp.matmul(a, b, precision="highest"),
+            "torch": lambda a, b, sizes: torch().matmul(a, b),
         },
     ),
     "grad_logdet": Operation(
