@@ -62,6 +62,14 @@ def _sized(fold: int, axes: tuple[int, int]) -> Callable[..., jax.Array]:
     return make
 
 
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def continued_spd(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """Definite matrices of `sizes`, k of each, continued by the identity as stock JAX needs it."""
+    own = jnp.arange(n) < sizes(key, dtype, n, nrhs, batch)[:, 2, None]
+    inside = own[..., None] & own[:, None]
+    return jnp.where(inside, spd(key, dtype, n, nrhs, batch), jnp.eye(n, dtype=dtype))
+
+
 @jax.jit
 def lower_factor(a: jax.Array) -> jax.Array:
     """Lower Cholesky factors, with zeros above the diagonal."""
@@ -86,6 +94,7 @@ MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
     "general": general,
     "rhs": rhs,
     "sizes": sizes,
+    "continued_spd": continued_spd,
     "left": _sized(3, (0, 2)),
     "right": _sized(4, (2, 1)),
 }

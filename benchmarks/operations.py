@@ -133,6 +133,11 @@ def _product_of_sizes_ratio(eps: float, a: Array, b: Array, sizes: Array, x: Arr
     return np.max(np.abs(x - a @ b) / np.where(bound == 0, np.finfo(float).tiny, bound), (-2, -1))
 
 
+def _factor_of_sizes_ratio(eps: float, a: Array, sizes: Array, lower: Array) -> Array:
+    continued = lower + np.where(np.eye(a.shape[-1]) * (lower == 0), 1, 0)
+    return cholesky_ratio(eps, a, continued)
+
+
 def _solve_pos(a: Any, b: Any) -> Any:
     return jb.solve(a, b, assume_a="pos", lower=True)
 
@@ -331,6 +336,18 @@ OPERATIONS: dict[str, Operation] = {
             "jax_batched": lambda a, b, sizes: jb.blas.gemm(a, b, sizes=_each(sizes)),
             "jax": lambda a, b, sizes: jnp.matmul(a, b, precision="highest"),
             "torch": lambda a, b, sizes: torch().matmul(a, b),
+        },
+    ),
+    "cholesky_sizes": Operation(
+        operands=("continued_spd", "sizes"),
+        floor=_factor_floor,
+        ratio=_factor_of_sizes_ratio,
+        calls={
+            "jax_batched": lambda a, sizes: jb.cholesky(
+                a, symmetrize_input=False, sizes=_each(sizes)[2]
+            ),
+            "jax": lambda a, sizes: jax.lax.linalg.cholesky(a, symmetrize_input=False),
+            "torch": lambda a, sizes: torch().linalg.cholesky_ex(a).L,
         },
     ),
     "grad_logdet": Operation(

@@ -42,6 +42,7 @@ TITLES = {
     "slogdet": "Logarithm of a determinant",
     "grad_solve_gen": "Gradient of a general solution",
     "grad_inv": "Gradient of an inverse",
+    "cholesky_sizes": "Cholesky factorization of matrices that differ in size",
     "gemm_sizes": "Products of matrices that differ in size",
     "grad_slogdet": "Gradient of the logarithm of a determinant",
 }
