@@ -195,7 +195,14 @@ def substitute(
     factors: Array, rows: Array, b: Array, *, transpose: bool, conjugate: bool = False
 ) -> Array:
     """Solves with a[rows] = L U, its transpose, or its conjugate transpose."""
+    conjugate = conjugate and jnp.iscomplexobj(factors)
+    (x,) = lu_substitution_op(factors, rows, b, transpose=transpose, conjugate=conjugate)
+    return x
 
+
+def _substitutions(
+    factors: Array, rows: Array, b: Array, *, transpose: bool, conjugate: bool
+) -> Sequence[Array]:
     def triangle_solve(b: Array, lower: bool) -> Array:
         (x,) = triangular_solve_op(
             factors,
@@ -203,15 +210,54 @@ def substitute(
             left_side=True,
             lower=lower,
             transpose_a=transpose,
-            conjugate_a=conjugate and jnp.iscomplexobj(factors),
+            conjugate_a=conjugate,
             unit_diagonal=lower,
         )
         return x
 
     if transpose:
         x = triangle_solve(triangle_solve(b, lower=False), lower=True)
-        return take_rows(x, inverse_permutation(rows))
-    return triangle_solve(triangle_solve(take_rows(b, rows), lower=True), lower=False)
+        return (take_rows(x, inverse_permutation(rows)),)
+    return (triangle_solve(triangle_solve(take_rows(b, rows), lower=True), lower=False),)
+
+
+def _substitution_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Of the right-hand side the same solve; of the factors by way of the two substitutions."""
+    factors, rows, b = primals
+    dfactors, _, db = tangents
+    if dfactors is None:
+        dx = None if db is None else lu_substitution_op(factors, rows, db, **params)[0]
+        return lu_substitution_op(*primals, **params), (dx,)
+    db = jnp.zeros_like(b) if db is None else db
+    (x,), (dx,) = jax.jvp(
+        lambda factors, b: _substitutions(factors, rows, b, **params), (factors, b), (dfactors, db)
+    )
+    return (x,), (dx,)
+
+
+def _substitution_transpose(
+    params: Params, primals: tuple[Any, ...], cotangents: tuple[Any, ...]
+) -> Sequence[Any]:
+    """The transpose of b -> a^-1 b is a^-T; of b -> a^-H b it is conj(a)^-1."""
+    factors, rows, _ = primals
+    (ct,) = cotangents
+    if ct is None:
+        return (None,)
+    return lu_substitution_op(factors, rows, ct, **{**params, "transpose": not params["transpose"]})
+
+
+# Factors, permutation, b -> x. Parameters: transpose, conjugate: of L and U.
+lu_substitution_op = Operation(
+    "lu_substitution",
+    Rules(
+        signature=lambda params: "(n,n),(n),(n,k)->(n,k)",
+        paths=(kernel(), lax(_substitutions, broadcasts=True)),
+        jvp=_substitution_jvp,
+        transpose=_substitution_transpose,
+    ),
+)
 
 
 def _jvp(

@@ -12,7 +12,15 @@ import scipy.linalg
 
 import jax_batched as jb
 from jax_batched._ffi import cuda_tiers, force_kernel, target_name
-from jax_batched._matrices import MAX_RATIO, general, normal, product_ratio, wide
+from jax_batched._matrices import (
+    MAX_RATIO,
+    adjoint,
+    general,
+    normal,
+    product_ratio,
+    solve_ratio,
+    wide,
+)
 
 ON_CPU = jax.default_backend() == "cpu"
 OF_CUDA = sorted({tier.kernel for tier in cuda_tiers() if tier.operation == "lu"})
@@ -230,6 +238,28 @@ def test_lu_solve(dtype):
             )
             tolerance = 1e4 * float(jnp.finfo(dtype).eps)
             np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("trans", range(3))
+def test_substitution_with_factors(trans, dtype):
+    """Around the sizes of its kernels, of one column and several; a matrix's bits are its own."""
+    for n in (1, 3, 8, 9, 16, 17, 32, 33, 48, 63, 64, 65):
+        for columns in (1, 5):
+            a = matrices(dtype, n, n)
+            b = normal(np.random.default_rng(n), dtype, (BATCH, n, columns)).astype(dtype)
+            factors = jb.lu_factor(a)
+            x = ops.compiled(lambda f, b: jb.lu_solve(f, b, trans), factors, b)
+            op = (wide(a), wide(a).mT, adjoint(wide(a)))[trans]
+            # Pivots bound the residual by those of L and U, not of a.
+            growth = np.abs(np.asarray(factors[0])).max((1, 2)) / np.abs(a).max((1, 2))
+            ratio = solve_ratio(np.finfo(dtype).eps, op, wide(b), wide(x)) / np.maximum(growth, 1)
+            assert ratio.max() <= MAX_RATIO, (n, columns)
+            for i in (0, BATCH - 1):
+                alone = ops.compiled(
+                    lambda f, b: jb.lu_solve(f, b, trans), tuple(y[i] for y in factors), b[i]
+                )
+                assert ops.same_bits(alone, np.asarray(x)[i]), (n, columns)
 
 
 def test_what_lu_solve_refuses():

@@ -17,10 +17,24 @@ namespace jax_batched {
 template <class... Problems>
 struct List {};
 
-using Operations = List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
-                        CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem,
-                        InvProblem, DetProblem, SlogdetProblem, QrProblem,
-                        HouseholderProductProblem, QrMultiplyProblem, GemmProblem>;
+using Operations =
+    List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
+         CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
+         DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem,
+         GemmProblem, LuSubstitutionProblem>;
+
+// Those of a list that have kernels on the CPU.
+template <class... Lists>
+struct Joined;
+template <class... P, class... Q, class... Others>
+struct Joined<List<P...>, List<Q...>, Others...> : Joined<List<P..., Q...>, Others...> {};
+template <class... P>
+struct Joined<List<P...>> {
+  using type = List<P...>;
+};
+template <class... P>
+auto on_cpu(List<P...>) -> typename Joined<std::conditional_t<P::kOnCpu, List<P>, List<>>...>::type;
+using CpuOperations = decltype(on_cpu(Operations{}));
 
 // Calls f(std::type_identity<P>) for each operation.
 template <class F, class... P>

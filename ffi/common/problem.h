@@ -14,11 +14,12 @@ namespace jax_batched {
 //   static constexpr std::string_view kName;   as in the FFI target
 //   static constexpr bool kTakesStored;        float16 and bfloat16, too
 //   static constexpr int64_t kMaxN;            the largest n; beyond it the operation is `lax`
-//   static constexpr bool kOnCuda;             false: only the CPU has kernels
+//   static constexpr bool kOnCuda, kOnCpu;     false: that platform has no kernels
 //   static P read(Call&);                      from the arrays and attributes of a call
 //   (CallReader) Work work() const;
 struct Problem {
   static constexpr bool kOnCuda = true;
+  static constexpr bool kOnCpu = true;
 
   DType dtype;
   std::string_view kernel;  // names the kernel to use; empty: as the tables say

@@ -108,7 +108,7 @@ NB_MODULE(_cpu, m) {
     nb::dict d;
     for_each_operation([&](auto operation) {
       using P = typename decltype(operation)::type;
-      d[nb::str(P::kName.data(), P::kName.size())] = capsule(handler<P>);
+      if constexpr (P::kOnCpu) d[nb::str(P::kName.data(), P::kName.size())] = capsule(handler<P>);
     });
     return d;
   });
@@ -137,7 +137,7 @@ NB_MODULE(_cpu, m) {
                                    cuda::limit_to_python(limit.max_nrhs)));
       };
       for (const auto& [dtype, name] : kDTypeNames) {
-        if (!is_storage_only(dtype)) append("cpu", {dtype, max_n<P>(dtype)});
+        if (P::kOnCpu && !is_storage_only(dtype)) append("cpu", {dtype, max_n<P>(dtype)});
       }
       if constexpr (P::kOnCuda) {
         cuda::Policy<P>::for_each_limit([&](const cuda::Limit& limit) { append("cuda", limit); });

@@ -72,6 +72,33 @@ struct SolveGenProblem : GeneralProblem {
   }
 };
 
+// X from L U X = P B, or with `transposed` U^T L^T P X = B, given what LuProblem left; with
+// `conjugated` the conjugate of L and U. The CPU makes it of other operations.
+struct LuSubstitutionProblem : GeneralProblem {
+  static constexpr std::string_view kName = "lu_substitution";
+  static constexpr bool kOnCpu = false;
+
+  MatrixView<Mapped> permutation;
+  MatrixView<Mapped> b;
+  MatrixView<Packed> x;
+  int64_t nrhs;
+  bool transposed;
+  bool conjugated;
+
+  template <class Call>
+  static LuSubstitutionProblem read(Call& call) {
+    LuSubstitutionProblem p{};
+    p.x = call.result("x", p.n, p.nrhs);
+    p.a = call.square("lu", p.n);
+    p.permutation = call.integer_vector("permutation", p.n);
+    p.b = call.matrix("b", p.n, p.nrhs);
+    p.transposed = call.flag("transpose");
+    p.conjugated = call.flag("conjugate");
+    return p;
+  }
+  Work work() const { return {int64_t{n} * n * nrhs, (n + 2 * nrhs) * n}; }
+};
+
 // The inverse, NaN of a matrix that failed.
 struct InvProblem : GeneralProblem {
   static constexpr std::string_view kName = "inv";

@@ -13,7 +13,7 @@ Kernels table_of(List<P...>) {
 }
 
 const Kernels& table() {
-  static const Kernels kernels = table_of(Operations{});
+  static const Kernels kernels = table_of(CpuOperations{});
   return kernels;
 }
 

@@ -36,7 +36,7 @@ struct KernelTable<List<P...>> : Kernel<P>... {
     return *this;
   }
 };
-using Kernels = KernelTable<Operations>;
+using Kernels = KernelTable<CpuOperations>;
 
 // The best table that this processor runs, chosen once; JAX_BATCHED_ISA names another of
 // isas_here().

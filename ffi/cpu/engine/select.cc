@@ -79,7 +79,7 @@ Kernels table_of(List<P...>) {
 }  // namespace reference
 
 const Kernels& reference_kernels() {
-  static const Kernels table = reference::table_of(Operations{});
+  static const Kernels table = reference::table_of(CpuOperations{});
   return table;
 }
 

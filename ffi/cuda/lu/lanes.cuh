@@ -102,6 +102,19 @@ struct LanesLu {
     }
   }
 
+  // L and U to the stage, as they are stored.
+  __device__ __forceinline__ void load_factors(const T* from, bool conjugate) {
+    copy_rows(mine.stage, kStride, from, n, n, first, kLanes);
+    commit_copies();
+    wait_for_copies<0>();
+    __syncwarp();
+    if (!kIsComplex<T> || !conjugate) return;
+    for_rows([&](int s) {
+      for (int j = 0; j < n; ++j) staged(row(s))[j] = conj_if(true, staged(row(s))[j]);
+    });
+    __syncwarp();
+  }
+
   // Rows of L and U to their places.
   __device__ __forceinline__ void store(T* to) const {
     const auto row_of = [&](int i) { return mine.order[i]; };

@@ -168,6 +168,36 @@ struct FusedLuPolicy : TablePolicy<kTable> {
   }
 };
 
+// Solves with factors: `rows` and `columns` as in the factorization's lanes.
+inline constexpr Row<std::variant<LuLanesShape>> kLuSubstitutionTable[] = {
+    {DType::kFloat32, 1, 8, LuLanesShape{8, 1, 8}},
+    {DType::kFloat32, 9, 16, LuLanesShape{16, 1, 16}},
+    {DType::kFloat32, 17, 32, LuLanesShape{32, 1, 32}},
+    {DType::kFloat32, 33, 64, LuLanesShape{32, 2, 64}},
+    {DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
+    {DType::kFloat64, 9, 16, LuLanesShape{16, 1, 16}},
+    {DType::kFloat64, 17, 32, LuLanesShape{32, 1, 32}},
+    {DType::kFloat64, 33, 64, LuLanesShape{32, 2, 64}},
+    {DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
+    {DType::kComplex64, 9, 16, LuLanesShape{16, 1, 16}},
+    {DType::kComplex64, 17, 32, LuLanesShape{32, 1, 32}},
+    {DType::kComplex64, 33, 64, LuLanesShape{32, 2, 64}},
+    {DType::kComplex128, 1, 8, LuLanesShape{8, 1, 8}},
+    {DType::kComplex128, 9, 16, LuLanesShape{16, 1, 16}},
+    {DType::kComplex128, 17, 32, LuLanesShape{32, 1, 32}},
+    {DType::kComplex128, 33, 48, LuLanesShape{32, 2, 48}},
+};
+template <>
+struct Policy<LuSubstitutionProblem> : TablePolicy<kLuSubstitutionTable> {
+  template <class F>
+  static void for_each_limit(F&& f) {
+    for (const auto& [dtype, name] : kDTypeNames) {
+      if (is_storage_only(dtype)) continue;
+      f(Limit{dtype, largest_n(kLuSubstitutionTable, dtype), kMaxFusedRhs});
+    }
+  }
+};
+
 template <>
 struct Policy<LuProblem> : TablePolicy<kLuTable> {
   template <class F>
