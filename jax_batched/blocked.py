@@ -13,12 +13,14 @@ The three variants of a factorization differ in when the products are taken:
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jax_batched._core import Call, Path, beyond
 from jax_batched._matrix import adjoint, matmul, mean_with, take_rows
 
 Array = jax.Array
@@ -277,3 +279,62 @@ def lu(
                 row = row - plan.product(result[..., own, before], result[..., before, below])
             result = result.at[..., own, below].set(solved(block, row, inner))
     return result, jnp.concatenate(pivots, -1), order
+
+
+# Which operations are blocked.
+
+
+class Choice(NamedTuple):
+    """Calls that one plan serves.
+
+    Attributes:
+      platform, operation: of the calls.
+      dtypes: of the data.
+      sizes: smallest and largest n.
+      batch: the fewest matrices, of which JAX's own routine takes one after the other.
+      plan: None: the operation's kernel, which has no limit on the CPU.
+    """
+
+    platform: str
+    operation: str
+    dtypes: tuple[str, ...]
+    sizes: tuple[int, int]
+    batch: int
+    plan: Plan | None
+
+    def serves(self, call: Call) -> bool:
+        """Whether a call is one of these."""
+        return (
+            call.platform == self.platform
+            and call.dtype.name in self.dtypes
+            and self.sizes[0] <= call.sizes["n"] <= self.sizes[1]
+            and call.sizes.get("m", call.sizes["n"]) == call.sizes["n"]
+            and isinstance(call.batch, int)
+            and call.batch >= self.batch
+        )
+
+
+CHOICES: tuple[Choice, ...] = (
+    Choice("cpu", "cholesky", ("float32", "float64"), (513, 1024), 2, None),
+    Choice("cpu", "cholesky", ("float32", "float64"), (1025, 4096), 2, Plan((256,))),
+    Choice("cpu", "lu", ("float32", "float64"), (513, 1024), 2, None),
+    Choice("cpu", "lu", ("float32",), (1025, 4096), 2, Plan((256,), "bordered")),
+    Choice("cpu", "triangular_solve", ("float32", "float64"), (513, 4096), 2, Plan((256,))),
+)
+
+
+def paths(operation: str, compute: Callable[..., Sequence[Array]]) -> tuple[Path, ...]:
+    """The paths of an operation beyond the range of its kernels; `compute` takes a plan."""
+    return tuple(
+        beyond(
+            None if choice.plan is None else functools.partial(compute, plan=choice.plan),
+            choice.serves,
+        )
+        for choice in CHOICES
+        if choice.operation == operation
+    )
+
+
+def composed_paths(operation: str, compute: Callable[..., Sequence[Array]]) -> tuple[Path, ...]:
+    """Those of an operation made of others, where the named one of these has such paths."""
+    return tuple(beyond(compute, x.serves) for x in CHOICES if x.operation == operation)

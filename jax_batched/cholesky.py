@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _lapack
+from jax_batched import _checks, _lapack, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
 from jax_batched._matrix import adjoint, hermitian_input, matmul, spoilt, triangle
 from jax_batched._sizes import Sizes
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
+from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
 
@@ -156,6 +157,19 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
     return adjoint(factor) if upper else factor, info
 
 
+def _blocked(
+    a: Array, *, upper: bool, symmetrize: bool, accuracy: str, plan: blocked.Plan
+) -> Sequence[Array]:
+    lower_factor, info = blocked.cholesky(
+        blocked.Hermitian(a, None if symmetrize else upper),
+        plan,
+        lambda block: cholesky_op(block, upper=False, symmetrize=False, accuracy=accuracy),
+        triangular_solve_op,
+    )
+    factor = triangle(spoilt(lower_factor, (info > 0)[..., None, None]), upper=False)
+    return adjoint(factor) if upper else factor, info
+
+
 def _first_bad_pivot(a: Array) -> Array:
     """1-based column of the first pivot that is not positive; n if rounding hides it.
 
@@ -181,11 +195,11 @@ def _first_bad_pivot(a: Array) -> Array:
     return jnp.where(info == 0, n, info)
 
 
-cholesky_op = Operation(
+cholesky_op: Operation = Operation(
     "cholesky",
     Rules(
         signature=lambda params: "(n,n)->(n,n),()",
-        paths=(kernel(), lax(_lax)),
+        paths=(kernel(), *blocked.paths("cholesky", _blocked), lax(_lax)),
         jvp=_jvp,
         result_dtypes=(None, jnp.int32),
         stored=True,

@@ -1,0 +1,281 @@
+"""Matrices beyond the kernels' range: the ways to divide them, and the operations that do."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import ops
+import pytest
+from ops import same_bits
+from test_failure import failing_at
+from test_lu import checked_ratios
+
+import jax_batched as jb
+from jax_batched import blocked
+from jax_batched import _matrices as matrices
+from jax_batched._ffi import force_kernel
+from jax_batched._matrices import MAX_RATIO, wide
+from jax_batched.blocked import VARIANTS, Hermitian, Plan
+from jax_batched.cholesky import cholesky_op
+from jax_batched.lu import lu_panel_op
+from jax_batched.triangular_solve import triangular_solve_op
+
+PLANS = [
+    *(Plan(blocks, variant) for blocks in ((16,), (24, 10)) for variant in VARIANTS),
+    Plan((32, 16, 8), "left"),
+    *(Plan((16,), variant, batched=False) for variant in VARIANTS),
+]
+SIZES = (513, 640, 1000, 1024, 1025)
+
+
+def plan_name(plan):
+    return f"{plan.variant}-{'-'.join(map(str, plan.blocks))}{'' if plan.batched else '-each'}"
+
+
+def cholesky(a, plan, upper=False):
+    factor = functools.partial(cholesky_op, upper=False, symmetrize=False, accuracy="ieee")
+    return blocked.cholesky(Hermitian(a, upper), plan, factor, triangular_solve_op)
+
+
+def eps(dtype):
+    return float(jnp.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("plan", PLANS, ids=plan_name)
+def test_every_variant_of_cholesky(plan, dtype):
+    """Of a triangle, as the other one holds NaN, and of the mean; a failure in the last block."""
+    rng = np.random.default_rng(0)
+    a = matrices.spd(rng, dtype, (3, 42, 42))
+    a[1] = failing_at(rng, dtype, 42, [41], -1.0)[0]
+    a = a.astype(dtype)
+    other = np.triu(np.ones((42, 42), bool), 1)
+    lower = np.where(other, np.nan, a)
+    upper = np.where(other.T, np.nan, a)
+    skewed = np.where(other, 2 * a, 0) + np.where(np.eye(42, dtype=bool), a, 0)
+    f = jax.jit(cholesky, static_argnums=(1, 2))
+    for given, triangle in ((lower, False), (upper, True), (skewed, None)):
+        factor, info = f(given.astype(dtype), plan, triangle)
+        np.testing.assert_array_equal(info, [0, 41, 0])
+        good = wide(np.tril(factor))[::2]
+        assert matrices.cholesky_ratio(eps(dtype), wide(a)[::2], good).max() <= MAX_RATIO
+        assert np.isnan(np.asarray(factor)[1, -1, -1])
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("plan", PLANS, ids=plan_name)
+def test_every_variant_of_lu(plan, dtype):
+    """Of a square matrix, a tall and a wide one."""
+    rng = np.random.default_rng(0)
+    f = jax.jit(lambda a: blocked.lu(a, plan, lu_panel_op, triangular_solve_op))
+    for shape in ((3, 42, 42), (2, 42, 33), (2, 33, 42)) if plan.batched else ((3, 42, 42),):
+        a = matrices.normal(rng, dtype, shape).astype(dtype)
+        assert checked_ratios(a, *map(np.asarray, f(a))).max() <= MAX_RATIO
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("blocks", ((16,), (40, 16)), ids=str)
+@pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=4)), ids=str)
+def test_every_substitution(flags, blocks, dtype):
+    """A factor that all right-hand sides share, and one for each."""
+    left, lower, transpose, unit = flags
+    rng = np.random.default_rng(0)
+    options = {
+        "left_side": left,
+        "lower": lower,
+        "transpose_a": transpose,
+        "conjugate_a": transpose and np.dtype(dtype).kind == "c",
+        "unit_diagonal": unit,
+    }
+    solve = jax.jit(
+        lambda a, b: blocked.triangular_solve(a, b, Plan(blocks), triangular_solve_op, **options)
+    )
+    for batch in (1, 2):
+        a = matrices.triangular(rng, dtype, (batch, 70, 70)).astype(dtype)
+        b = matrices.normal(rng, dtype, (2, 70, 5) if left else (2, 5, 70)).astype(dtype)
+        op = np.tril(wide(a)) if lower else np.triu(wide(a))
+        if unit:
+            op = np.where(np.eye(70, dtype=bool), 1, op)
+        op = matrices.adjoint(op) if transpose else op
+        x = wide(solve(a, b))
+        system = (op, b, x) if left else [np.swapaxes(y, -1, -2) for y in (op, b, x)]
+        assert matrices.solve_ratio(eps(dtype), *system).max() <= MAX_RATIO
+
+
+def definite(dtype, n, batch=2, seed=0):
+    return matrices.spd(np.random.default_rng([seed, n]), dtype, (batch, n, n)).astype(dtype)
+
+
+def general(dtype, n, batch=2, seed=0):
+    return matrices.normal(np.random.default_rng([seed, n]), dtype, (batch, n, n)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+@pytest.mark.parametrize("n", (*SIZES, pytest.param(2049, marks=pytest.mark.only_exhaustive)))
+def test_definite_matrices(n, dtype):
+    a = definite(dtype, n)
+    b = matrices.normal(np.random.default_rng(1), dtype, (2, n, 3)).astype(dtype)
+    factor, info = jb.cholesky(a, return_info=True)
+    assert not info.any()
+    assert not np.triu(factor, 1).any()
+    assert matrices.cholesky_ratio(eps(dtype), wide(a), wide(factor)).max() <= MAX_RATIO
+    for x in (jb.cho_solve((factor, True), b), jb.solve(a, b, assume_a="pos")):
+        assert matrices.solve_ratio(eps(dtype), wide(a), b, wide(x)).max() <= MAX_RATIO
+
+
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+@pytest.mark.parametrize("n", (*SIZES, pytest.param(2049, marks=pytest.mark.only_exhaustive)))
+def test_general_matrices(n, dtype):
+    a = general(dtype, n)
+    b = matrices.normal(np.random.default_rng(1), dtype, (2, n, 3)).astype(dtype)
+    *results, info = jb.lu(a, return_info=True)
+    assert not info.any()
+    assert checked_ratios(a, *map(np.asarray, results)).max() <= MAX_RATIO
+    x = jb.solve(a, b)
+    assert matrices.solve_ratio(eps(dtype), wide(a), b, wide(x)).max() <= MAX_RATIO
+
+
+@pytest.mark.parametrize("n", (1024, 1100))
+@pytest.mark.parametrize("upper", (False, True))
+def test_a_failure_in_the_last_block_concerns_one_matrix(n, upper):
+    healthy = definite("float64", n, batch=3)
+    a = healthy.copy()
+    a[1] = failing_at(np.random.default_rng(0), "float64", n, [n - 1], -1.0)[0]
+    f = jax.jit(lambda a: jb.cholesky(a, upper=upper, symmetrize_input=False, return_info=True))
+    factor, info = map(np.asarray, f(a))
+    np.testing.assert_array_equal(info, [0, n - 1, 0])
+    failed = factor[1].T if upper else factor[1]
+    assert np.isnan(failed[np.tril_indices(n)]).all()
+    assert not np.triu(failed, 1).any()
+    assert same_bits(factor[::2], np.asarray(f(healthy)[0])[::2])
+
+
+@pytest.mark.parametrize("f", (jb.cholesky, lambda a: jb.lu(a)[0]), ids=("cholesky", "lu"))
+def test_bits_of_a_kernel_do_not_depend_on_the_batch(f):
+    """To 1,024 it is a kernel on the CPU, for two matrices as for three."""
+    a = definite("float32", 1024, batch=3)
+    three, two = jax.jit(f)(a), jax.jit(f)(a[1:])
+    assert same_bits(np.asarray(three)[1:], np.asarray(two))
+
+
+@pytest.mark.parametrize("n", (640, 1100))
+def test_masks(n):
+    """What is left out may hold anything."""
+    a = definite("float32", n, batch=3)
+    a[1] = np.nan
+    where = np.array([True, False, True])
+    factor, info = jb.cholesky(a, where=where, return_info=True)
+    np.testing.assert_array_equal(info, [0, -1, 0])
+    assert not np.asarray(factor)[1].any()
+    ratio = matrices.cholesky_ratio(eps("float32"), wide(a)[::2], wide(factor)[::2])
+    assert ratio.max() <= MAX_RATIO
+    factors, pivots, rows, info = jb.lu(a, where=where, return_info=True)
+    np.testing.assert_array_equal(info, [0, -1, 0])
+    for x in (factors, pivots, rows):
+        assert not np.asarray(x)[1].any()
+
+
+def largest_array(f, *operands):
+    """Numbers in the largest array of a program, those of inner ones included."""
+
+    def sizes(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (v.aval.size for v in equation.outvars)
+            for inner in jax.core.jaxprs_in_params(equation.params):
+                yield from sizes(inner)
+
+    return max(sizes(jax.make_jaxpr(f)(*operands).jaxpr))
+
+
+@pytest.mark.parametrize("assume_a", ("pos", "gen"))
+def test_derivatives(assume_a):
+    """Of a solve by differences, with no array beyond the matrices' size."""
+    n = 1056
+    a, b = definite("float64", n), np.ones((2, n, 1))
+    da = definite("float64", n, seed=1) / n
+
+    def f(a):
+        return jnp.sum(jnp.sin(jb.solve(a, b, assume_a=assume_a)))
+
+    gradient = jax.jit(jax.grad(f))(a)
+    h = 1e-5
+    expected = (f(a + h * da) - f(a - h * da)) / (2 * h)
+    np.testing.assert_allclose(np.sum(gradient * da), expected, rtol=1e-5, atol=1e-8)
+    if assume_a == "pos":  # the upper triangle is read
+        assert not np.tril(gradient, -1).any()
+    text = jax.jit(jax.value_and_grad(f)).lower(a).as_text()
+    assert f"{n}x{n}x{n}" not in text
+    kernel = "cholesky" if assume_a == "pos" else "lu"
+    blocks = 5  # of 256
+    assert text.count(f"jax_batched.{kernel}.v1") <= blocks
+
+
+def test_the_derivative_of_a_factor():
+    n = 1056
+    a, da = definite("float64", n), definite("float64", n, seed=1)
+
+    def f(a):
+        return jnp.sum(jnp.cos(jb.cholesky(a)))
+
+    gradient = jax.jit(jax.grad(f))(a)
+    h = 1e-5
+    expected = (f(a + h * da) - f(a - h * da)) / (2 * h)
+    np.testing.assert_allclose(np.sum(gradient * da), expected, rtol=1e-5)
+
+
+def calls(f, *operands, **options):
+    """The kernels that a program calls, and those of JAX."""
+    lowered = jax.jit(f).trace(*operands).lower(**options).as_text()
+    ours = "jax_batched." in lowered
+    return ours, any(name in lowered for name in ("potrf", "getrf", "trsm"))
+
+
+@pytest.mark.parametrize("choice", blocked.CHOICES, ids=lambda x: "-".join(map(str, x[:4])))
+def test_choices(choice):
+    """They serve what they say: a batch that is large enough, on their platform."""
+    f = {
+        "cholesky": jb.cholesky,
+        "lu": jb.lu,
+        "triangular_solve": lambda a: jb.solve_triangular(a, a[..., :1]),
+    }[choice.operation]
+    for n, dtype in itertools.product(choice.sizes, choice.dtypes):
+        for batch in (choice.batch, choice.batch + 1):
+            a = jax.ShapeDtypeStruct((batch, n, n), dtype)
+            assert calls(f, a, lowering_platforms=(choice.platform,)) == (True, False)
+
+
+def test_one_matrix_and_a_batch_of_any_size_stay_jaxs():
+    (batch,) = jax.export.symbolic_shape("batch")
+    assert calls(jb.cholesky, jax.ShapeDtypeStruct((1, 1024, 1024), "float32")) == (False, True)
+    a = jax.ShapeDtypeStruct((batch, 1024, 1024), "float32")
+    exported = jax.export.export(jax.jit(jb.cholesky))(a)
+    given = definite("float32", 1024)
+    np.testing.assert_allclose(exported.call(given), jb.cholesky(given), rtol=1e-3, atol=1e-5)
+
+
+def test_forced_on_one_matrix():
+    a = definite("float64", 1025, batch=1)
+    with force_kernel("beyond"):
+        factor = jax.jit(jb.cholesky)(a)
+    assert matrices.cholesky_ratio(eps("float64"), a, np.asarray(factor)).max() <= MAX_RATIO
+
+
+def test_vmap_and_shards():
+    """A spread batch stays where it is."""
+    n = 1040
+    a = definite("float32", n, batch=4)
+    expected = np.asarray(jb.cholesky(a))
+    mapped = jax.jit(jax.vmap(jax.vmap(jb.cholesky)))(a.reshape(2, 2, n, n))
+    np.testing.assert_allclose(mapped.reshape(4, n, n), expected, rtol=1e-3, atol=1e-5)
+    if len(jax.devices()) < 2:
+        pytest.skip("one device")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    f = jax.jit(lambda a: jb.solve(a, a[..., :2], assume_a="pos"))
+    compiled = f.lower(jax.device_put(a, spread)).compile()
+    assert "all-gather" not in compiled.as_text()
+    assert calls(f, jax.device_put(a, spread)) == (True, False)
+    x = compiled(jax.device_put(a, spread))
+    np.testing.assert_allclose(x, np.broadcast_to(np.eye(n, 2), x.shape), atol=1e-4)
