@@ -42,14 +42,21 @@ class Plan:
     variant: str = "left"
     batched: bool = True
 
+    def __str__(self) -> str:
+        words = [self.variant, ",".join(map(str, self.blocks))]
+        words += ["each"] * (not self.batched)
+        return " ".join(words)
+
     @property
     def within(self) -> "Plan | None":
         """How a block is divided; None: it is not."""
         return dataclasses.replace(self, blocks=self.blocks[1:]) if self.blocks[1:] else None
 
     def ranges(self, n: int) -> list[tuple[int, int]]:
-        """Where each block begins and ends."""
-        return [(j, min(j + self.blocks[0], n)) for j in range(0, n, self.blocks[0])]
+        """Where each block begins and ends: of nearly one size, in whole vectors."""
+        count = -(-n // self.blocks[0])
+        size = -(-n // (8 * count)) * 8
+        return [(j, min(j + size, n)) for j in range(0, n, size)]
 
     def product(self, a: Array, b: Array) -> Array:
         """The products of two blocks of each matrix."""
@@ -81,7 +88,7 @@ def triangular_solve(
 
     Args:
       a, b, flags: as in `jax_batched.triangular_solve`.
-      plan: of which only blocks and products count.
+      plan: how a is divided; of one variant, "left".
       solve: the same with one block.
     """
     flags: dict[str, Any] = {
@@ -242,7 +249,7 @@ def lu(
     right = plan.variant == "right"
     result = a if right else jnp.zeros_like(a)
     order = jnp.broadcast_to(jnp.arange(m, dtype=jnp.int32), a.shape[:-1])
-    pivots = []
+    exchanges: list[Array] = []
     for j, k in plan.ranges(n):
         own, before, below, rest = slice(j, k), slice(0, j), slice(k, n), slice(j, m)
         w = k - j
@@ -258,7 +265,7 @@ def lu(
                 top = result[..., before, own]
                 column = column - plan.product(result[..., rest, before], top)
         factors, exchanged, moved = lu(column, inner, panel, solve)
-        pivots.append(exchanged + j)
+        exchanges.append(exchanged + j)
         order = order.at[..., rest].set(jnp.take_along_axis(order[..., rest], moved, -1))
         for others in (before, below) if right else (before,):
             if others.start < others.stop:
@@ -278,7 +285,7 @@ def lu(
             if j > 0:
                 row = row - plan.product(result[..., own, before], result[..., before, below])
             result = result.at[..., own, below].set(solved(block, row, inner))
-    return result, jnp.concatenate(pivots, -1), order
+    return result, jnp.concatenate(exchanges, -1), order
 
 
 # Which operations are blocked.
@@ -293,6 +300,7 @@ class Choice(NamedTuple):
       sizes: smallest and largest n.
       batch: the fewest matrices, of which JAX's own routine takes one after the other.
       plan: None: the operation's kernel, which has no limit on the CPU.
+      columns: the most right-hand sides; None: any number.
     """
 
     platform: str
@@ -301,6 +309,7 @@ class Choice(NamedTuple):
     sizes: tuple[int, int]
     batch: int
     plan: Plan | None
+    columns: int | None = None
 
     def serves(self, call: Call) -> bool:
         """Whether a call is one of these."""
@@ -309,17 +318,28 @@ class Choice(NamedTuple):
             and call.dtype.name in self.dtypes
             and self.sizes[0] <= call.sizes["n"] <= self.sizes[1]
             and call.sizes.get("m", call.sizes["n"]) == call.sizes["n"]
+            and (self.columns is None or call.sizes["k"] <= self.columns)
             and isinstance(call.batch, int)
             and call.batch >= self.batch
         )
 
 
+_REAL = ("float32", "float64")
+
+# As measured: benchmarks/blocked.py, docs/internals/measurements.md.
 CHOICES: tuple[Choice, ...] = (
-    Choice("cpu", "cholesky", ("float32", "float64"), (513, 1024), 2, None),
-    Choice("cpu", "cholesky", ("float32", "float64"), (1025, 4096), 2, Plan((256,))),
-    Choice("cpu", "lu", ("float32", "float64"), (513, 1024), 2, None),
-    Choice("cpu", "lu", ("float32",), (1025, 4096), 2, Plan((256,), "bordered")),
-    Choice("cpu", "triangular_solve", ("float32", "float64"), (513, 4096), 2, Plan((256,))),
+    Choice("cpu", "cholesky", _REAL, (513, 1024), 2, None),
+    Choice("cpu", "cholesky", _REAL, (1025, 1535), 4, Plan((512,))),
+    Choice("cpu", "cholesky", _REAL, (1536, 2048), 2, Plan((512,))),
+    Choice("cpu", "lu", _REAL, (513, 768), 2, None),
+    Choice("cpu", "lu", ("float32",), (769, 1024), 2, None),
+    Choice("cpu", "lu", _REAL, (1025, 2048), 2, Plan((256,), "bordered")),
+    Choice("cpu", "triangular_solve", _REAL, (513, 2048), 2, Plan((256,)), columns=128),
+    Choice("cuda", "cholesky", _REAL, (1000, 2048), 4, Plan((128,))),
+    Choice("cuda", "cholesky", _REAL, (2049, 4096), 4, Plan((256,))),
+    Choice("cuda", "lu", _REAL, (1000, 2048), 4, Plan((128,), "bordered")),
+    Choice("cuda", "lu", ("float32",), (2049, 4096), 8, Plan((128,), "bordered")),
+    Choice("cuda", "lu", ("float64",), (2049, 4096), 16, Plan((128,), "bordered")),
 )
 
 

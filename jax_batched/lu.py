@@ -1,6 +1,7 @@
 """LU factorization of general matrices, and solves with it."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
@@ -274,8 +275,10 @@ def _is_panel(call: Call) -> bool:
     return call.platform == "cpu" or (n % 4 == 0 and m <= max(own, default=0))
 
 
-def _blocked(a: Array, *, plan: blocked.Plan) -> Sequence[Array]:
-    factors, pivots, permutation = blocked.lu(a, plan, lu_panel_op, triangular_solve_op)
+def in_blocks(a: Array, *, plan: blocked.Plan) -> Sequence[Array]:
+    """The results of `lu_op` for matrices that are divided as a plan says."""
+    panel = functools.partial(lu_panel_op, overwrite=True)
+    factors, pivots, permutation = blocked.lu(a, plan, panel, triangular_solve_op)
     return factors, pivots, permutation, bad_pivot(factors)
 
 
@@ -283,7 +286,7 @@ lu_op = Operation(
     "lu",
     Rules(
         signature=lambda params: "(m,n)->(m,n),(k),(m),()",
-        paths=(kernel(takes_rows), *blocked.paths("lu", _blocked), lax(_lax)),
+        paths=(kernel(takes_rows), *blocked.paths("lu", in_blocks), lax(_lax)),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=(None, jnp.int32, jnp.int32, jnp.int32),

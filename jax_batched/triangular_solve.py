@@ -175,7 +175,8 @@ def _transpose(
     return triangular_solve_op(a, ct, **{**params, "transpose_a": not params["transpose_a"]})
 
 
-def _blocked(a: Array, b: Array, *, plan: blocked.Plan, **params: Any) -> Sequence[Array]:
+def in_blocks(a: Array, b: Array, *, plan: blocked.Plan, **params: Any) -> Sequence[Array]:
+    """The solution with matrices that are divided as a plan says."""
     return (blocked.triangular_solve(a, b, plan, triangular_solve_op, **params),)
 
 
@@ -187,7 +188,7 @@ triangular_solve_op: Operation = Operation(
     "triangular_solve",
     Rules(
         signature=_signature,
-        paths=(kernel(), *blocked.paths("triangular_solve", _blocked), lax(_lax)),
+        paths=(kernel(), *blocked.paths("triangular_solve", in_blocks), lax(_lax)),
         jvp=_jvp,
         transpose=_transpose,
     ),

@@ -122,9 +122,7 @@ def composed(
     )
 
 
-def beyond(
-    compute: Callable[..., Sequence[Array]] | None, serves: Callable[[Call], bool]
-) -> Path:
+def beyond(compute: Callable[..., Sequence[Array]] | None, serves: Callable[[Call], bool]) -> Path:
     """Where it serves, beyond the range in which one kernel always does.
 
     Made of operations that have kernels or, without `compute`, a kernel that has no limit.

@@ -96,7 +96,8 @@ struct LuLauncher {
           stream, p.batch, 1, kThreads, Lu::bytes(rows_of(p), p.n, static_cast<int>(rhs_of(p))), p);
     };
     if constexpr (kUse == LuUse::kFactors) {
-      return launch(Kernel<lu_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap, LuPlace::kShared>>{});
+      return launch(
+          Kernel<lu_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap, LuPlace::kShared>>{});
     } else if constexpr (kUse == LuUse::kInverse) {
       return launch(Kernel<inv_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap>>{});
     } else if constexpr (kUse == LuUse::kDeterminant) {
