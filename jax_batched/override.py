@@ -105,7 +105,7 @@ def override_jax_linalg() -> LinalgOverride:
             ...
 
     Everything but the kernel stays JAX's: the signatures, checks, symmetrising, gradients, batching
-    and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, n above
+    and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, most n above
     512, n = 0, symbolic n, other platforms) keeps JAX's lowering. So do `qr` with pivoting or with
     ``mode="raw"``, `ormqr` from the right, and `jnp.linalg.lstsq`, which is a singular value
     decomposition. Results round differently; subnormal numbers are kept where JAX's CPU routines

@@ -27,6 +27,7 @@ PLANS = [
     Plan((32, 16, 8), "left"),
     *(Plan((16,), variant, batched=False) for variant in VARIANTS),
 ]
+BATCH = 2 if jax.default_backend() == "cpu" else 4  # from which on blocks serve
 SIZES = (513, 640, 1000, 1024, 1025)
 
 
@@ -100,6 +101,22 @@ def test_every_substitution(flags, plan, dtype):
         assert matrices.solve_ratio(eps(dtype), *system).max() <= MAX_RATIO
 
 
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+@pytest.mark.parametrize("m", (516, 1100, 2100, 4096))
+def test_panels_of_many_rows(m, dtype):
+    """Kernels of their own on CUDA: also of a matrix that has no pivot, and one with NaN."""
+    a = matrices.normal(np.random.default_rng(m), dtype, (4, m, 20)).astype(dtype)
+    a[1] = 0
+    a[2, m // 2, 3] = np.nan
+    f = jax.jit(lu_panel_op)
+    assert calls(f, a) == (True, False)
+    factors, pivots, rows, info = map(np.asarray, f(a))
+    assert checked_ratios(a[::3], factors[::3], pivots[::3], rows[::3]).max() <= MAX_RATIO
+    np.testing.assert_array_equal(info[[0, 1, 3]], [0, 1, 0])
+    assert np.isnan(factors[2]).any()
+    np.testing.assert_array_equal(rows[1], np.arange(m))
+
+
 def definite(dtype, n, batch=2, seed=0):
     return matrices.spd(np.random.default_rng([seed, n]), dtype, (batch, n, n)).astype(dtype)
 
@@ -111,8 +128,8 @@ def general(dtype, n, batch=2, seed=0):
 @pytest.mark.parametrize("dtype", ("float32", "float64"))
 @pytest.mark.parametrize("n", (*SIZES, pytest.param(2049, marks=pytest.mark.only_exhaustive)))
 def test_definite_matrices(n, dtype):
-    a = definite(dtype, n)
-    b = matrices.normal(np.random.default_rng(1), dtype, (2, n, 3)).astype(dtype)
+    a = definite(dtype, n, BATCH)
+    b = matrices.normal(np.random.default_rng(1), dtype, (BATCH, n, 3)).astype(dtype)
     factor, info = jb.cholesky(a, return_info=True)
     assert not info.any()
     assert not np.triu(factor, 1).any()
@@ -124,8 +141,8 @@ def test_definite_matrices(n, dtype):
 @pytest.mark.parametrize("dtype", ("float32", "float64"))
 @pytest.mark.parametrize("n", (*SIZES, pytest.param(2049, marks=pytest.mark.only_exhaustive)))
 def test_general_matrices(n, dtype):
-    a = general(dtype, n)
-    b = matrices.normal(np.random.default_rng(1), dtype, (2, n, 3)).astype(dtype)
+    a = general(dtype, n, BATCH)
+    b = matrices.normal(np.random.default_rng(1), dtype, (BATCH, n, 3)).astype(dtype)
     *results, info = jb.lu(a, return_info=True)
     assert not info.any()
     assert checked_ratios(a, *map(np.asarray, results)).max() <= MAX_RATIO
@@ -213,7 +230,7 @@ def calls(f, *operands, **options):
     """The kernels that a program calls, and those of JAX."""
     lowered = jax.jit(f).trace(*operands).lower(**options).as_text()
     ours = "jax_batched." in lowered
-    return ours, any(x in lowered for x in ("potrf", "getrf", "trsm", 'triangular_solve"'))
+    return ours, any(name in lowered for name in ("potrf", "getrf", "trsm"))
 
 
 @pytest.mark.parametrize("choice", blocked.CHOICES, ids=lambda x: "-".join(map(str, x[:4])))
