@@ -324,22 +324,26 @@ class Choice(NamedTuple):
         )
 
 
-_REAL = ("float32", "float64")
+_SINGLE, _DOUBLE = ("float32",), ("float64",)
+_REAL = _SINGLE + _DOUBLE
 
-# As measured: benchmarks/blocked.py, docs/internals/measurements.md.
+# As measured: docs/performance.md, docs/internals/measurements.md.
 CHOICES: tuple[Choice, ...] = (
     Choice("cpu", "cholesky", _REAL, (513, 1024), 2, None),
-    Choice("cpu", "cholesky", _REAL, (1025, 1535), 4, Plan((512,))),
+    Choice("cpu", "cholesky", _SINGLE, (1025, 1535), 4, Plan((512,))),
+    Choice("cpu", "cholesky", _DOUBLE, (1400, 1535), 4, Plan((512,))),
     Choice("cpu", "cholesky", _REAL, (1536, 2048), 2, Plan((512,))),
     Choice("cpu", "lu", _REAL, (513, 768), 2, None),
-    Choice("cpu", "lu", ("float32",), (769, 1024), 2, None),
-    Choice("cpu", "lu", _REAL, (1025, 2048), 2, Plan((256,), "bordered")),
-    Choice("cpu", "triangular_solve", _REAL, (513, 2048), 2, Plan((256,)), columns=128),
+    Choice("cpu", "lu", _SINGLE, (769, 1024), 2, None),
+    Choice("cpu", "lu", _SINGLE, (1025, 2048), 2, Plan((256,), "bordered")),
+    Choice("cpu", "lu", _DOUBLE, (1400, 2048), 2, Plan((256,), "bordered")),
+    Choice("cpu", "triangular_solve", _REAL, (513, 999), 2, Plan((256,)), columns=16),
+    Choice("cpu", "triangular_solve", _REAL, (1000, 2048), 2, Plan((256,)), columns=64),
     Choice("cuda", "cholesky", _REAL, (1000, 2048), 4, Plan((128,))),
     Choice("cuda", "cholesky", _REAL, (2049, 4096), 4, Plan((256,))),
     Choice("cuda", "lu", _REAL, (1000, 2048), 4, Plan((128,), "bordered")),
-    Choice("cuda", "lu", ("float32",), (2049, 4096), 8, Plan((128,), "bordered")),
-    Choice("cuda", "lu", ("float64",), (2049, 4096), 16, Plan((128,), "bordered")),
+    Choice("cuda", "lu", _SINGLE, (2049, 4096), 8, Plan((128,), "bordered")),
+    Choice("cuda", "lu", _DOUBLE, (2049, 4096), 16, Plan((128,), "bordered")),
 )
 
 

@@ -23,9 +23,9 @@ from jax_batched.lu import lu_panel_op
 from jax_batched.triangular_solve import triangular_solve_op
 
 PLANS = [
-    *(Plan(blocks, variant) for blocks in ((16,), (24, 10)) for variant in VARIANTS),
-    Plan((32, 16, 8), "left"),
-    *(Plan((16,), variant, batched=False) for variant in VARIANTS),
+    *(Plan(blocks, variant) for blocks in ((8,), (16, 8)) for variant in VARIANTS),
+    Plan((20, 16, 8), "left"),
+    *(Plan((8,), variant, batched=False) for variant in VARIANTS),
 ]
 BATCH = 2 if jax.default_backend() == "cpu" else 4  # from which on blocks serve
 SIZES = (513, 640, 1000, 1024, 1025)
@@ -45,17 +45,17 @@ def eps(dtype):
 def test_every_variant_of_cholesky(plan, dtype):
     """Of a triangle, as the other one holds NaN, and of the mean; a failure in the last block."""
     rng = np.random.default_rng(0)
-    a = matrices.spd(rng, dtype, (3, 42, 42))
-    a[1] = failing_at(rng, dtype, 42, [41], -1.0)[0]
+    a = matrices.spd(rng, dtype, (3, 24, 24))
+    a[1] = failing_at(rng, dtype, 24, [23], -1.0)[0]
     a = a.astype(dtype)
-    other = np.triu(np.ones((42, 42), bool), 1)
+    other = np.triu(np.ones((24, 24), bool), 1)
     lower = np.where(other, np.nan, a)
     upper = np.where(other.T, np.nan, a)
-    skewed = np.where(other, 2 * a, 0) + np.where(np.eye(42, dtype=bool), a, 0)
+    skewed = np.where(other, 2 * a, 0) + np.where(np.eye(24, dtype=bool), a, 0)
     f = jax.jit(cholesky, static_argnums=(1, 2))
     for given, triangle in ((lower, False), (upper, True), (skewed, None)):
         factor, info = f(given.astype(dtype), plan, triangle)
-        np.testing.assert_array_equal(info, [0, 41, 0])
+        np.testing.assert_array_equal(info, [0, 23, 0])
         good = wide(np.tril(factor))[::2]
         assert matrices.cholesky_ratio(eps(dtype), wide(a)[::2], good).max() <= MAX_RATIO
         assert np.isnan(np.asarray(factor)[1, -1, -1])
@@ -64,16 +64,22 @@ def test_every_variant_of_cholesky(plan, dtype):
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_every_variant_of_lu(plan, dtype):
-    """Of a square matrix, a tall and a wide one."""
+    """Of a square matrix and a tall one."""
     rng = np.random.default_rng(0)
     f = jax.jit(lambda a: blocked.lu(a, plan, lu_panel_op, triangular_solve_op))
-    for shape in ((3, 42, 42), (2, 42, 33), (2, 33, 42)) if plan.batched else ((3, 42, 42),):
+    for shape in ((3, 24, 24), (2, 24, 17)) if plan.batched else ((3, 24, 24),):
         a = matrices.normal(rng, dtype, shape).astype(dtype)
         assert checked_ratios(a, *map(np.asarray, f(a))).max() <= MAX_RATIO
 
 
+def test_a_wide_matrix():
+    a = matrices.normal(np.random.default_rng(0), "float64", (2, 17, 24))
+    results = blocked.lu(a, Plan((8,), "bordered"), lu_panel_op, triangular_solve_op)
+    assert checked_ratios(a, *map(np.asarray, results)).max() <= MAX_RATIO
+
+
 @pytest.mark.parametrize("dtype", ops.DTYPES)
-@pytest.mark.parametrize("plan", (Plan((16,)), Plan((40, 16))), ids=str)
+@pytest.mark.parametrize("plan", (Plan((16,)), Plan((24, 16))), ids=str)
 @pytest.mark.parametrize("flags", list(itertools.product((True, False), repeat=4)), ids=str)
 def test_every_substitution(flags, plan, dtype):
     """A factor that all right-hand sides share, and one for each."""
@@ -90,11 +96,11 @@ def test_every_substitution(flags, plan, dtype):
         lambda a, b: blocked.triangular_solve(a, b, plan, triangular_solve_op, **options)
     )
     for batch in (1, 2):
-        a = matrices.triangular(rng, dtype, (batch, 70, 70)).astype(dtype)
-        b = matrices.normal(rng, dtype, (2, 70, 5) if left else (2, 5, 70)).astype(dtype)
+        a = matrices.triangular(rng, dtype, (batch, 40, 40)).astype(dtype)
+        b = matrices.normal(rng, dtype, (2, 40, 5) if left else (2, 5, 40)).astype(dtype)
         op = np.tril(wide(a)) if lower else np.triu(wide(a))
         if unit:
-            op = np.where(np.eye(70, dtype=bool), 1, op)
+            op = np.where(np.eye(40, dtype=bool), 1, op)
         op = matrices.adjoint(op) if transpose else op
         x = wide(solve(a, b))
         system = (op, b, x) if left else [np.swapaxes(y, -1, -2) for y in (op, b, x)]
@@ -153,16 +159,17 @@ def test_general_matrices(n, dtype):
 @pytest.mark.parametrize("n", (1024, 1100))
 @pytest.mark.parametrize("upper", (False, True))
 def test_a_failure_in_the_last_block_concerns_one_matrix(n, upper):
-    healthy = definite("float64", n, batch=3)
+    healthy = definite("float32", n, batch=4)
     a = healthy.copy()
-    a[1] = failing_at(np.random.default_rng(0), "float64", n, [n - 1], -1.0)[0]
+    a[1] = failing_at(np.random.default_rng(0), "float32", n, [n - 1], -1.0)[0]
     f = jax.jit(lambda a: jb.cholesky(a, upper=upper, symmetrize_input=False, return_info=True))
     factor, info = map(np.asarray, f(a))
-    np.testing.assert_array_equal(info, [0, n - 1, 0])
+    np.testing.assert_array_equal(info, [0, n - 1, 0, 0])
     failed = factor[1].T if upper else factor[1]
     assert np.isnan(failed[np.tril_indices(n)]).all()
     assert not np.triu(failed, 1).any()
-    assert same_bits(factor[::2], np.asarray(f(healthy)[0])[::2])
+    others = [0, 2, 3]
+    assert same_bits(factor[others], np.asarray(f(healthy)[0])[others])
 
 
 @pytest.mark.parametrize("f", (jb.cholesky, lambda a: jb.lu(a)[0]), ids=("cholesky", "lu"))
@@ -176,54 +183,52 @@ def test_bits_of_a_kernel_do_not_depend_on_the_batch(f):
 @pytest.mark.parametrize("n", (640, 1100))
 def test_masks(n):
     """What is left out may hold anything."""
-    a = definite("float32", n, batch=3)
+    a = definite("float32", n, batch=4)
     a[1] = np.nan
-    where = np.array([True, False, True])
+    where = np.array([True, False, True, True])
     factor, info = jb.cholesky(a, where=where, return_info=True)
-    np.testing.assert_array_equal(info, [0, -1, 0])
+    np.testing.assert_array_equal(info, [0, -1, 0, 0])
     assert not np.asarray(factor)[1].any()
     ratio = matrices.cholesky_ratio(eps("float32"), wide(a)[::2], wide(factor)[::2])
     assert ratio.max() <= MAX_RATIO
     factors, pivots, rows, info = jb.lu(a, where=where, return_info=True)
-    np.testing.assert_array_equal(info, [0, -1, 0])
+    np.testing.assert_array_equal(info, [0, -1, 0, 0])
     for x in (factors, pivots, rows):
         assert not np.asarray(x)[1].any()
 
 
-@pytest.mark.parametrize("assume_a", ("pos", "gen"))
-def test_derivatives(assume_a):
-    """Of a solve by differences, with no array beyond the matrices' size."""
-    n = 1056
-    a, b = definite("float64", n), np.ones((2, n, 1))
-    da = definite("float64", n, seed=1) / n
+@pytest.mark.parametrize(("assume_a", "n"), (("pos", 1536), ("gen", 640)))
+def test_derivatives(assume_a, n):
+    """Of a solve by differences: one factorization, and no array beyond the matrices' size."""
+    a, b = definite("float64", n, BATCH), np.ones((BATCH, n, 1))
+    da = definite("float64", n, BATCH, seed=1)
 
+    @jax.jit
     def f(a):
         return jnp.sum(jnp.sin(jb.solve(a, b, assume_a=assume_a)))
 
-    gradient = jax.jit(jax.grad(f))(a)
+    gradient = jax.jit(jax.grad(f))
+    slope = np.sum(np.asarray(gradient(a)) * da)
     h = 1e-5
-    expected = (f(a + h * da) - f(a - h * da)) / (2 * h)
-    np.testing.assert_allclose(np.sum(gradient * da), expected, rtol=1e-5, atol=1e-8)
-    if assume_a == "pos":  # the upper triangle is read
-        assert not np.tril(gradient, -1).any()
-    text = jax.jit(jax.value_and_grad(f)).lower(a).as_text()
+    np.testing.assert_allclose(slope, (f(a + h * da) - f(a - h * da)) / (2 * h), rtol=1e-5)
+    text = gradient.lower(a).as_text()
     assert f"{n}x{n}x{n}" not in text
-    kernel = "cholesky" if assume_a == "pos" else "lu"
-    blocks = 5  # of 256
-    assert text.count(f"jax_batched.{kernel}.v1") <= blocks
+    once = jax.jit(lambda a: jb.solve(a, b, assume_a=assume_a)).lower(a).as_text()
+    call = "jax_batched.cholesky.v1" if assume_a == "pos" else "jax_batched.lu.v1"
+    assert text.count(call) == once.count(call) > 0
 
 
 def test_the_derivative_of_a_factor():
-    n = 1056
+    n = 640
     a, da = definite("float64", n), definite("float64", n, seed=1)
 
+    @jax.jit
     def f(a):
         return jnp.sum(jnp.cos(jb.cholesky(a)))
 
-    gradient = jax.jit(jax.grad(f))(a)
+    slope = np.sum(np.asarray(jax.jit(jax.grad(f))(a)) * da)
     h = 1e-5
-    expected = (f(a + h * da) - f(a - h * da)) / (2 * h)
-    np.testing.assert_allclose(np.sum(gradient * da), expected, rtol=1e-5)
+    np.testing.assert_allclose(slope, (f(a + h * da) - f(a - h * da)) / (2 * h), rtol=1e-5)
 
 
 def calls(f, *operands, **options):
