@@ -299,7 +299,7 @@ def test_a_spread_batch_stays_where_it_is(n, way):
             )
             compiled = jax.jit(f).lower(a).compile()
             assert "all-gather" not in compiled.as_text()
-            assert calls(f, a) == ((True, False) if batch == 8 else (False, True))
+            assert calls(f, a)[0] == (batch == 8)
             np.testing.assert_allclose(
                 compiled(a), np.broadcast_to(np.eye(n, 2), (batch, n, 2)), atol=1e-4
             )
