@@ -216,7 +216,7 @@ def force_kernel(name: str) -> Iterator[None]:
 
     For tests and the tuner. The CPU has "lanes", "blocked" and the plain "reference"; `cuda_tiers`
     lists CUDA's. A kernel that cannot serve a call fails it. "lax" is the operation without
-    kernels, as on platforms that have none.
+    kernels, as on platforms that have none; "beyond" divides matrices into blocks.
     """
     global _forced_kernel
     before, _forced_kernel = _forced_kernel, name

@@ -12,7 +12,8 @@ class BackendInfo(NamedTuple):
       operation: name of the operation.
       platform: "cpu", "cuda" or "other" (TPU, ROCm, ...).
       path: "kernel" or "lax".
-      max_n: largest matrix the kernels serve; beyond it the path is "lax". 0 if there are none.
+      max_n: largest matrix the kernels serve; beyond it the path is "lax" or, of a batch, blocks
+        (docs/performance.md). 0 if there are none.
       reason: why.
     """
 

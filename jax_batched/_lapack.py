@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_batched._core._jax import LAPACK_BATCHES_BLOCK
+from jax_batched._core._jax import LAPACK_BATCHES_BLOCK, align_varying_axes
 from jax_batched._core.signature import at_least
 
 Array = jax.Array
@@ -71,6 +71,7 @@ def _one_at_a_time(routine: Callable[..., Sequence[Array]], *operands: Array) ->
         ]
 
     shapes = jax.eval_shape(routine, *matrices)
-    start = [jnp.zeros(x.shape, x.dtype) for x in shapes]
+    zeros = [jnp.zeros(x.shape, x.dtype) for x in shapes]
+    start = align_varying_axes([*zeros, *matrices])[: len(zeros)]
     results = jax.lax.fori_loop(0, count, step, start)
     return tuple(x[:count].reshape(*batch, *x.shape[1:]) for x in results)

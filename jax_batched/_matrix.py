@@ -57,11 +57,15 @@ def hermitian_from_triangle(a: Array, *, upper: bool) -> Array:
 
 def hermitian_mean(a: Array) -> Array:
     """(a + a^H) / 2 without the imaginary part of a's diagonal; finite where a is."""
-    turned = jnp.swapaxes(a, -1, -2)
+    return real_diagonal(mean_with(a, jnp.swapaxes(a, -1, -2)))
+
+
+def mean_with(a: Array, other: Array) -> Array:
+    """(a + conj(other)) / 2; finite where both are."""
     if not jnp.iscomplexobj(a):
-        return _mean(a, turned)
-    real = _mean(jnp.real(a), jnp.real(turned))
-    return real_diagonal(jax.lax.complex(real, _mean(jnp.imag(a), -jnp.imag(turned))))
+        return _mean(a, other)
+    real = _mean(jnp.real(a), jnp.real(other))
+    return jax.lax.complex(real, _mean(jnp.imag(a), -jnp.imag(other)))
 
 
 def _mean(x: Array, y: Array) -> Array:

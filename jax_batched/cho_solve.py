@@ -1,12 +1,13 @@
 """Solving with a Cholesky factor."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.typing import ArrayLike
 
-from jax_batched import _checks
+from jax_batched import _checks, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import adjoint, matmul, triangle
@@ -132,19 +133,29 @@ def _jvp(
     return (x,), (dx,)
 
 
-def _lax(c: Array, b: Array, *, lower: bool) -> Sequence[Array]:
-    solve = {"left_side": True, "lower": lower, "unit_diagonal": False}
+def _both(
+    solve: Callable[..., Sequence[Array]], c: Array, b: Array, *, lower: bool
+) -> Sequence[Array]:
+    flags = {"left_side": True, "lower": lower, "unit_diagonal": False}
     first = {"transpose_a": not lower, "conjugate_a": not lower}
     second = {"transpose_a": lower, "conjugate_a": lower}
-    (y,) = triangular_solve_op.rules.lax(c, b, **solve, **first)
-    return triangular_solve_op.rules.lax(c, y, **solve, **second)
+    (y,) = solve(c, b, **flags, **first)
+    return solve(c, y, **flags, **second)
+
+
+_substitutions = functools.partial(_both, triangular_solve_op)
+_lax = functools.partial(_both, triangular_solve_op.rules.lax)
 
 
 cho_solve_op: Operation = Operation(
     "cho_solve",
     Rules(
         signature=lambda params: "(n,n),(n,k)->(n,k)",
-        paths=(kernel(), lax(_lax)),
+        paths=(
+            kernel(),
+            *blocked.composed_paths("triangular_solve", _substitutions),
+            lax(_lax),
+        ),
         jvp=_jvp,
         transpose=hermitian_transpose(lambda: cho_solve_op),
     ),

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _lapack
+from jax_batched import _checks, _lapack, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
 from jax_batched._matrix import adjoint, hermitian_input, matmul, spoilt, triangle
 from jax_batched._sizes import Sizes
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
+from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
 
@@ -150,9 +151,23 @@ def _lax(a: Array, *, upper: bool, symmetrize: bool, accuracy: str) -> Sequence[
     info = jax.lax.cond(
         failed.any(),
         lambda: jnp.where(failed, _first_bad_pivot(hermitian), 0),
-        lambda: jnp.zeros(failed.shape, jnp.int32),
+        lambda: jnp.zeros_like(failed, jnp.int32),
     )
     factor = triangle(spoilt(lower_factor, failed[..., None, None]), upper=False)
+    return adjoint(factor) if upper else factor, info
+
+
+def in_blocks(
+    a: Array, *, upper: bool, symmetrize: bool, accuracy: str, plan: blocked.Plan
+) -> Sequence[Array]:
+    """Factor and info of matrices that are divided as a plan says."""
+    lower_factor, info = blocked.cholesky(
+        blocked.Hermitian(a, None if symmetrize else upper),
+        plan,
+        lambda block: cholesky_op(block, upper=False, symmetrize=False, accuracy=accuracy),
+        triangular_solve_op,
+    )
+    factor = triangle(spoilt(lower_factor, (info > 0)[..., None, None]), upper=False)
     return adjoint(factor) if upper else factor, info
 
 
@@ -176,16 +191,16 @@ def _first_bad_pivot(a: Array) -> Array:
         column = jnp.where((rows >= k) & good, column, 0)
         return jax.lax.dynamic_update_index_in_dim(factor, column, k, axis=-1), info
 
-    start = (jnp.zeros_like(a), jnp.zeros(a.shape[:-2], jnp.int32))
+    start = (jnp.zeros_like(a), jnp.zeros_like(a[..., 0, 0], jnp.int32))
     _, info = jax.lax.fori_loop(0, n, step, start)
     return jnp.where(info == 0, n, info)
 
 
-cholesky_op = Operation(
+cholesky_op: Operation = Operation(
     "cholesky",
     Rules(
         signature=lambda params: "(n,n)->(n,n),()",
-        paths=(kernel(), lax(_lax)),
+        paths=(kernel(), *blocked.paths("cholesky", in_blocks), lax(_lax)),
         jvp=_jvp,
         result_dtypes=(None, jnp.int32),
         stored=True,

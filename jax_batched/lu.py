@@ -1,5 +1,7 @@
 """LU factorization of general matrices, and solves with it."""
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
@@ -7,8 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _lapack
-from jax_batched._core import Operation, Params, Rules, kernel, lax, mask, takes_rows
+from jax_batched import _checks, _ffi, _lapack, blocked
+from jax_batched._core import (
+    Call,
+    Operation,
+    Params,
+    Rules,
+    beyond,
+    kernel,
+    lax,
+    mask,
+    takes_rows,
+)
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import smaller
 from jax_batched._matrix import inverse_permutation, matmul, spoilt, take_rows, triangle
@@ -299,14 +311,40 @@ def _lax(a: Array) -> Sequence[Array]:
     return factors, pivots, permutation, bad_pivot(factors)
 
 
+def _is_panel(call: Call) -> bool:
+    """Whether kernels take all rows of a few columns: on the CPU as many as there are."""
+    m, n = call.sizes["m"], call.sizes["n"]
+    if n > _ffi.max_n(call.platform, "lu", call.dtype):
+        return False
+    tiers = [tier for tier in _ffi.cuda_tiers() if tier.kernel.startswith("tall")]
+    own = [tier.max_n for tier in tiers if tier.dtype == call.dtype.name]
+    return call.platform == "cpu" or (n % 4 == 0 and m <= max(own, default=0))
+
+
+def in_blocks(a: Array, *, plan: blocked.Plan) -> Sequence[Array]:
+    """The results of `lu_op` for matrices that are divided as a plan says."""
+    panel = functools.partial(lu_panel_op, overwrite=True)
+    factors, pivots, permutation = blocked.lu(a, plan, panel, triangular_solve_op)
+    return factors, pivots, permutation, bad_pivot(factors)
+
+
 lu_op = Operation(
     "lu",
     Rules(
         signature=lambda params: "(m,n)->(m,n),(k),(m),()",
-        paths=(kernel(takes_rows), lax(_lax)),
+        paths=(kernel(takes_rows), *blocked.paths("lu", in_blocks), lax(_lax)),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=(None, jnp.int32, jnp.int32, jnp.int32),
+    ),
+)
+
+# The panels of a larger matrix: the same, by kernels where `lu` of so many rows is JAX's own,
+# which has all of a GPU for each of the matrices.
+lu_panel_op = Operation(
+    "lu",
+    dataclasses.replace(
+        lu_op.rules, paths=(kernel(takes_rows), beyond(None, _is_panel), lax(_lax)), jvp=None
     ),
 )
 

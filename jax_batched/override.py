@@ -105,12 +105,12 @@ def override_jax_linalg() -> LinalgOverride:
             ...
 
     Everything but the kernel stays JAX's: the signatures, checks, symmetrising, gradients, batching
-    and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, n above
-    512, n = 0, symbolic n, other platforms) keeps JAX's lowering. So do `qr` with pivoting or with
-    ``mode="raw"``, `ormqr` from the right, and `jnp.linalg.lstsq`, which is a singular value
-    decomposition. Results round differently; subnormal numbers are kept where JAX's CPU routines
-    flush them to zero; and a NaN in a matrix makes its whole factor NaN, where some LAPACKs leave
-    the columns before it.
+    and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, n = 0,
+    symbolic n, other platforms, most calls beyond n = 512) keeps JAX's lowering. So do `qr` with
+    pivoting or with ``mode="raw"``, `ormqr` from the right, and `jnp.linalg.lstsq`, which is a
+    singular value decomposition. Results round differently; subnormal numbers are kept where JAX's
+    CPU routines flush them to zero; and a NaN in a matrix makes its whole factor NaN, where some
+    LAPACKs leave the columns before it.
 
     The override acts when a program is lowered, in all threads. What JAX already compiled or
     lowered keeps what it has, on both sides: a function that ran before is not sped up, and one

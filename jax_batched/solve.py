@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks
+from jax_batched import _checks, blocked
 from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
@@ -194,7 +194,12 @@ solve_pos_op: Operation = Operation(
     "solve_pos",
     Rules(
         signature=lambda params: "(n,n),(n,k)->(n,k),()",
-        paths=(kernel(), composed(_composed), lax(_lax)),
+        paths=(
+            kernel(),
+            composed(_composed),
+            *blocked.composed_paths("cholesky", _composed),
+            lax(_lax),
+        ),
         jvp=_jvp,
         transpose=hermitian_transpose(lambda: solve_pos_op),
         result_dtypes=(None, jnp.int32),

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jax_batched import _checks, _lapack
+from jax_batched import _checks, _lapack, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import minus
 from jax_batched._matrix import matmul, triangle
@@ -175,11 +175,21 @@ def _transpose(
     return triangular_solve_op(a, ct, **{**params, "transpose_a": not params["transpose_a"]})
 
 
+def in_blocks(a: Array, b: Array, *, plan: blocked.Plan, **params: Any) -> Sequence[Array]:
+    """The solution with matrices that are divided as a plan says."""
+    return (blocked.triangular_solve(a, b, plan, triangular_solve_op, **params),)
+
+
 def _lax(a: Array, b: Array, **params: Any) -> Sequence[Array]:
     return (_lapack.triangular_solve(a, b, **params),)
 
 
-triangular_solve_op = Operation(
+triangular_solve_op: Operation = Operation(
     "triangular_solve",
-    Rules(signature=_signature, paths=(kernel(), lax(_lax)), jvp=_jvp, transpose=_transpose),
+    Rules(
+        signature=_signature,
+        paths=(kernel(), *blocked.paths("triangular_solve", in_blocks), lax(_lax)),
+        jvp=_jvp,
+        transpose=_transpose,
+    ),
 )

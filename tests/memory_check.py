@@ -25,6 +25,7 @@ import test_residual  # noqa: E402
 import jax_batched as jb  # noqa: E402
 from jax_batched._matrices import MAX_RATIO  # noqa: E402
 from jax_batched.cholesky_pullback import cholesky_pullback_op  # noqa: E402
+from jax_batched.lu import lu_panel_op  # noqa: E402
 from jax_batched.residual import residual_op  # noqa: E402
 
 SIZES = {
@@ -126,6 +127,11 @@ def check_lu(dtype: str, batch: int) -> int:
                 sign, log = test_lu.run(jb.slogdet, a, kernel=kernel)
                 np.testing.assert_allclose(det, sign * np.exp(log), rtol=0.01)
                 calls += 2
+    for m, n in ((513, 4), (1100, 20), (2100, 36), (4096, 8)):
+        a = test_lu.matrices(dtype, m, n, 2)
+        ratios = test_lu.checked_ratios(a, *test_lu.run(lambda a: lu_panel_op(a)[:3], a))
+        assert ratios.max() <= MAX_RATIO
+        calls += 1
     return calls
 
 

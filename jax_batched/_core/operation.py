@@ -13,6 +13,7 @@ An operation is described by the ranks of its operands, written as in NumPy's ge
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,7 @@ class Call(NamedTuple):
       platform: "cpu" or "cuda".
       dtype: of the data.
       sizes: of the core dimensions by name; symbolic in an exported program.
+      batch: how many matrices a device has, at most; symbolic likewise.
       params: the operation's own parameters.
       for_export: whether the program is lowered to be exported.
     """
@@ -51,6 +53,7 @@ class Call(NamedTuple):
     platform: _ffi.Platform
     dtype: Any
     sizes: dict[str, Any]
+    batch: Any
     params: Params
     for_export: bool
 
@@ -117,6 +120,23 @@ def composed(
         broadcasts=True,
         automatic_sharding=automatic_sharding,
     )
+
+
+def beyond(compute: Callable[..., Sequence[Array]] | None, serves: Callable[[Call], bool]) -> Path:
+    """Where it serves, beyond the range in which one kernel always does.
+
+    Made of operations that have kernels or, without `compute`, a kernel that has no limit.
+    """
+
+    def serves_beyond(call: Call) -> bool:
+        return (
+            all(isinstance(size, int) and size > 0 for size in call.sizes.values())
+            and serves(call)
+            and _ffi.has_kernels(call.platform, for_export=call.for_export)
+        )
+
+    name = "kernel" if compute is None else "beyond"
+    return Path(name, compute, serves_beyond, broadcasts=True, automatic_sharding=True)
 
 
 def lax(compute: Callable[..., Sequence[Array]], *, broadcasts: bool = False) -> Path:
@@ -400,7 +420,10 @@ class Operation:
         else:
             sizes = self._sizes(ctx.avals_in, params)
             for_export = _jax.is_for_export(ctx)
-            call = Call(self.name, platform, dtype, sizes, _own(params), for_export)
+            rank = ctx.avals_out[0].ndim - len(self.signature(params).results[0])
+            batch = math.prod(ctx.avals_out[0].shape[:rank])
+            batch = -(-batch // _jax.devices_of_program(ctx))
+            call = Call(self.name, platform, dtype, sizes, batch, _own(params), for_export)
             serving = tuple(path for path in paths if path.serves(call))
         path = ([path for path in named if path in serving] or named or serving)[0]
         if path.compute is not None and self._is_stored(dtype):
@@ -446,7 +469,7 @@ class Operation:
                     for x, core in zip(data, signature.operands, strict=False)
                 ]
             # What is made of kernels chooses them itself, unless one of them is forced by name.
-            forced = "" if params["kernel"] == "composed" else params["kernel"]
+            forced = "" if params["kernel"] in ("composed", "beyond") else params["kernel"]
             with _ffi.force_kernel(forced), mask.only(where):
                 return compute(*data)
 

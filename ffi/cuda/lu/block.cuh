@@ -1,7 +1,7 @@
 // General matrices of any size: a block of threads for each, by panels of kWidth columns.
 //
-// The matrix is in shared memory ("block_shared"), or stays where L and U go ("block"). For each
-// panel:
+// The matrix is in shared memory ("block_shared"), or stays where L and U go ("block"; "tall" for
+// many rows and few columns). For each panel:
 //   its columns are factored in registers, whole rows in a thread, by as many warps as rows need;
 //   its exchanges are made in the other columns, by a thread per column, which then solves
 //     U_12 = L_11^-1 A_12;
@@ -30,18 +30,24 @@ struct PivotCandidate {
   int place;
 };
 
+inline constexpr int kMaxTallColumns = 512;
+enum class LuPlace { kShared, kFar, kTall };  // kTall: far, with L_21 too large to be kept near
+
 // kWarps: those that factor a panel of kWidth columns; kSlots: rows of each of their threads.
-template <class T, int kThreads, int kWarps, int kSlots, int kWidth, LuUse kUse, bool kShared>
+template <class T, int kThreads, int kWarps, int kSlots, int kWidth, LuUse kUse, LuPlace kPlace>
 struct BlockLu {
   static constexpr int kPanelThreads = 32 * kWarps;
   static constexpr int kMaxRows = kPanelThreads * kSlots;
+  static constexpr bool kTall = kPlace == LuPlace::kTall;
+  static constexpr int kMaxSteps = kTall ? kMaxTallColumns : kMaxRows;
+  static constexpr bool kShared = kPlace == LuPlace::kShared;
   static_assert(kPanelThreads <= kThreads);
   static constexpr int kPanelVectors = kWidth / kVector<T>;
   static constexpr int kTileRows = 4;
   static constexpr int kTileVectors = sizeof(T) == 4 ? 1 : 2;
   static constexpr bool kInverse = kUse == LuUse::kInverse;
   // Whether L_11 and L_21 are kept beside the matrix: where it is far, or gets other entries there.
-  static constexpr bool kKeepsLeft = kInverse || !kShared;
+  static constexpr bool kKeepsLeft = kInverse || kPlace == LuPlace::kFar;
   static constexpr int kLeftStride = kVector<T> * make_odd(kPanelVectors);
   static_assert(kWidth % kVector<T> == 0 && kWidth % kTileRows == 0);
 
@@ -50,7 +56,7 @@ struct BlockLu {
     int source[kWidth];   // of the panel's pivots: where they were
     int target[kWidth];   // of the rows that were first in the panel: where they went
     int order[kMaxRows];  // the row of A at each place
-    int pivots[kMaxRows];
+    int pivots[kMaxSteps];
     int first_bad;  // step, from 1
   };
 
@@ -277,12 +283,19 @@ struct BlockLu {
       if (row < m) {
         place[s] = row;
         load_panel_row(v[s], a + row * ld + j, width);
-        origin[s] = fixed->order[row];
+        if (!kTall) origin[s] = fixed->order[row];
       }
     }
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
       if (k < rows) step(j, k, v, place);
+    }
+    if constexpr (kTall) {  // registers are short in the steps
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        const int row = j + thread + s * kPanelThreads;
+        if (row < m) origin[s] = fixed->order[row];
+      }
     }
     panel_sync();
 #pragma unroll
@@ -482,7 +495,9 @@ struct BlockLu {
         Vector<T> of_left[kTileRows];
 #pragma unroll
         for (int i = 0; i < kTileRows; ++i) {
-          of_left[i] = *reinterpret_cast<const Vector<T>*>(l + i * left_ld + k);
+          // Where L is in place, nothing lies below the last row.
+          const int row = kKeepsLeft || kShared ? i : min(i, row_end - 1 - r);
+          of_left[i] = *reinterpret_cast<const Vector<T>*>(l + row * left_ld + k);
         }
 #pragma unroll
         for (int z = 0; z < V; ++z) {
@@ -545,9 +560,9 @@ struct BlockLu {
   }
 };
 
-template <class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlocks, bool kShared>
+template <class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlocks, LuPlace kPlace>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) lu_block_kernel(const LuProblem p) {
-  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kFactors, kShared>;
+  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kFactors, kPlace>;
   const int64_t matrix = blockIdx.x;
   if (skips(p, matrix)) return;
   const int steps = min(p.m, p.n);
@@ -556,7 +571,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) lu_block_kernel(const Lu
   f.load(matrix_at<const T>(p.a, matrix, p.m, p.n));
   f.loaded();
   f.factor();
-  if constexpr (kShared) {
+  if constexpr (kPlace == LuPlace::kShared) {
     store_rows(out, f.a, f.ld, p.m, p.n, f.thread, kThreads, [](int i) { return i; });
   }
   for (int i = f.thread; i < p.m; i += kThreads) {
@@ -569,7 +584,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) lu_block_kernel(const Lu
 template <class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlocks>
 __global__ void __launch_bounds__(kThreads, kMinBlocks)
     solve_gen_block_kernel(const SolveGenProblem p) {
-  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kSolve, true>;
+  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kSolve, LuPlace::kShared>;
   const int64_t matrix = blockIdx.x;
   if (skips(p, matrix)) return;
   const int nrhs = static_cast<int>(p.nrhs);
@@ -590,7 +605,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
 
 template <class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlocks>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) inv_block_kernel(const InvProblem p) {
-  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kInverse, true>;
+  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kInverse, LuPlace::kShared>;
   const int64_t matrix = blockIdx.x;
   if (skips(p, matrix)) return;
   Lu f(p.n, p.n, 0, nullptr);
@@ -610,7 +625,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks) inv_block_kernel(const I
 
 template <class P, class T, int kThreads, int kWarps, int kSlots, int kWidth, int kMinBlocks>
 __global__ void __launch_bounds__(kThreads, kMinBlocks) determinant_block_kernel(const P p) {
-  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kDeterminant, true>;
+  using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, LuUse::kDeterminant, LuPlace::kShared>;
   const int64_t matrix = blockIdx.x;
   if (skips(p, matrix)) return;
   Lu f(p.n, p.n, 0, nullptr);

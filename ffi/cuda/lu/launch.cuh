@@ -90,13 +90,14 @@ struct LuLauncher {
     constexpr int kThreads = kShape.threads, kWarps = kShape.panel_warps;
     constexpr int kCap = kShape.min_blocks;
     constexpr int kSlots = ceil_div(kMaxN, 32 * kWarps), kWidth = kShape.width;
-    using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, kUse, true>;
+    using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, kUse, LuPlace::kShared>;
     const auto launch = [&](auto kernel) {
       return launch_kernel<decltype(kernel)::value>(
           stream, p.batch, 1, kThreads, Lu::bytes(rows_of(p), p.n, static_cast<int>(rhs_of(p))), p);
     };
     if constexpr (kUse == LuUse::kFactors) {
-      return launch(Kernel<lu_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap, true>>{});
+      return launch(
+          Kernel<lu_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap, LuPlace::kShared>>{});
     } else if constexpr (kUse == LuUse::kInverse) {
       return launch(Kernel<inv_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap>>{});
     } else if constexpr (kUse == LuUse::kDeterminant) {
@@ -110,12 +111,22 @@ struct LuLauncher {
 
   template <int kMaxN, LuBlockShape kShape>
   cudaError_t launch_shape(LuBlockShape) const {
+    return launch_far<kMaxN, kShape, LuPlace::kFar>();
+  }
+  template <int kMaxN, LuTallShape kShape>
+  cudaError_t launch_shape(LuTallShape) const {
+    if (p.n % kVector<T> != 0 || p.n > kMaxTallColumns) return kDoesNotFit;
+    return launch_far<kMaxN, kShape, LuPlace::kTall>();
+  }
+
+  template <int kMaxN, auto kShape, LuPlace kPlace>
+  cudaError_t launch_far() const {
     if constexpr (kUse == LuUse::kFactors) {
       constexpr int kThreads = kShape.threads;
       constexpr int kWarps = kShape.panel_warps, kSlots = ceil_div(kMaxN, 32 * kWarps);
       constexpr int kWidth = kShape.width, kCap = kShape.min_blocks;
-      using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, kUse, false>;
-      return launch_kernel<lu_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap, false>>(
+      using Lu = BlockLu<T, kThreads, kWarps, kSlots, kWidth, kUse, kPlace>;
+      return launch_kernel<lu_block_kernel<T, kThreads, kWarps, kSlots, kWidth, kCap, kPlace>>(
           stream, p.batch, 1, kThreads, Lu::bytes(p.m, p.n, 0), p);
     } else {
       return cudaErrorInvalidValue;

@@ -36,8 +36,13 @@ struct LuBlockShape {
   int threads, panel_warps, width;
   int min_blocks = 1;
 };
+// The same for many rows and few columns, a multiple of a vector: L is read from there, too.
+struct LuTallShape : LuBlockShape {
+  static constexpr std::string_view kName = "tall";
+};
 
-using LuShape = std::variant<LuThreadShape, LuLanesShape, LuBlockSharedShape, LuBlockShape>;
+using LuShape =
+    std::variant<LuThreadShape, LuLanesShape, LuBlockSharedShape, LuBlockShape, LuTallShape>;
 
 inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kFloat32, 1, 8, LuThreadShape{}},
@@ -54,6 +59,9 @@ inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kFloat32, 129, 232, LuBlockSharedShape{256, 8, 8}},
     {DType::kFloat32, 1, 256, LuBlockShape{256, 8, 16, 2}},
     {DType::kFloat32, 257, 512, LuBlockShape{512, 16, 16}},
+    {DType::kFloat32, 513, 1024, LuTallShape{{512, 16, 16}}},
+    {DType::kFloat32, 1025, 2048, LuTallShape{{512, 16, 8}}},
+    {DType::kFloat32, 2049, 4096, LuTallShape{{512, 16, 8}}},
 
     {DType::kFloat64, 1, 8, LuThreadShape{}},
     {DType::kFloat64, 1, 8, LuLanesShape{8, 1, 8}},
@@ -69,6 +77,9 @@ inline constexpr Row<LuShape> kLuTable[] = {
     {DType::kFloat64, 129, 160, LuBlockSharedShape{256, 5, 8}},
     {DType::kFloat64, 1, 256, LuBlockShape{256, 8, 8}},
     {DType::kFloat64, 257, 512, LuBlockShape{512, 16, 8}},
+    {DType::kFloat64, 513, 1024, LuTallShape{{256, 8, 8}}},
+    {DType::kFloat64, 1025, 2048, LuTallShape{{256, 8, 8}}},
+    {DType::kFloat64, 2049, 4096, LuTallShape{{256, 8, 4}}},
 
     {DType::kComplex64, 1, 6, LuThreadShape{}},
     {DType::kComplex64, 1, 8, LuLanesShape{8, 1, 8}},
