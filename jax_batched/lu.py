@@ -87,9 +87,7 @@ def lu(
     (matrix,), dtype = _checks.operands("lu", a=a)
     _checks.matrix("lu", "a", matrix)
     wanted = _checks.mask("lu", where, matrix.shape[:-2])
-    if sizes is not None:
-        _checks.square("lu", "a, with sizes,", matrix)
-    parts = Sizes("lu", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
+    parts = _parts("lu", sizes, matrix, wanted)
     factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
     factors, pivots, permutation = parts.with_own_pivots(factors, pivots, permutation)
     info = parts.info(info, 2)
@@ -102,12 +100,20 @@ def lu(
     return (*results, info) if _checks.flag("lu", "return_info", return_info) else results
 
 
+def _parts(operation: str, sizes: ArrayLike | None, a: Array, where: Array | None) -> Sizes:
+    """The sizes of matrices, which are square if there are some."""
+    if sizes is not None:
+        _checks.square(operation, "a, with sizes,", a)
+    return Sizes(operation, sizes, a.shape[-1], a.shape[:-2], where=where)
+
+
 def lu_factor(
     a: ArrayLike,
     overwrite_a: bool = False,
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
     """LU factorization of each matrix of a batch, for use by `lu_solve`.
 
@@ -117,22 +123,24 @@ def lu_factor(
       a: matrices of shape ``(..., m, n)``, dtypes as in `lu`.
       overwrite_a: as in `cholesky`.
       check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `lu`.
+      where, sizes: as in `lu`.
 
     Returns:
       ``(lu, pivots)`` as in `lu`.
 
     Raises:
       TypeError: a is no array or has another dtype; overwrite_a is not True or False; where is not
-        bool.
-      ValueError: a is not a batch of matrices, or where has another shape.
+        bool, sizes are no integers.
+      ValueError: as in `lu`.
     """
     del check_finite
     (matrix,), dtype = _checks.operands("lu_factor", a=a)
     _checks.matrix("lu_factor", "a", matrix)
     overwrite = _checks.flag("lu_factor", "overwrite_a", overwrite_a)
     wanted = _checks.mask("lu_factor", where, matrix.shape[:-2])
-    factors, pivots, _, _ = lu_op(matrix, where=wanted, overwrite=overwrite)
+    parts = _parts("lu_factor", sizes, matrix, wanted)
+    results = lu_op(parts.continued(matrix), where=wanted, overwrite=overwrite)
+    factors, pivots, _ = parts.with_own_pivots(*results[:3])
     return factors.astype(dtype), pivots
 
 
@@ -144,6 +152,7 @@ def lu_solve(
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` given the LU factorization of each matrix of a batch.
 
@@ -155,7 +164,7 @@ def lu_solve(
         broadcast.
       trans: op is 0: a; 1: its transpose; 2: its conjugate transpose.
       overwrite_b, check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `triangular_solve`.
+      where, sizes: as in `triangular_solve`. Beyond a size pivots count for nothing.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal of U gives inf or
@@ -184,10 +193,15 @@ def lu_solve(
         )
     columns = _checks.right_hand_side("lu_solve", matrix, rhs, names=("lu", "b"))
     n = matrix.shape[-1]
-    rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), n)
     batch = _checks.batch_of(matrix, columns)
-    with mask.only(_checks.mask("lu_solve", where, batch)):
+    wanted = _checks.mask("lu_solve", where, batch)
+    parts = Sizes("lu_solve", sizes, n, batch, where=wanted)
+    exchanged = parts.pivots(exchanged.astype(jnp.int32))
+    matrix, columns = parts.continued(matrix), parts.within(columns, -2)
+    rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged, n)
+    with mask.only(wanted):
         x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
+    x = parts.within(x, -2)
     return _checks.drop_column(x, rhs).astype(dtype)
 
 
