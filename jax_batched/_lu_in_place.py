@@ -50,7 +50,7 @@ class _ByXla:
         return column / pivot
 
 
-_LOWER = {"lower": True, "transpose_a": False, "conjugate_a": False}
+_LOWER: dict[str, Any] = {"lower": True, "transpose_a": False, "conjugate_a": False}
 
 
 def _factored(a: Array, tiny: Array, by: type[_ByKernels] | type[_ByXla]) -> tuple[Array, Array]:
