@@ -17,6 +17,7 @@ from jax_batched.lu import lu, lu_factor, lu_solve  # noqa: E402
 from jax_batched.memory import keep_freed_memory  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
 from jax_batched.qr import QRResult, householder_product, qr, qr_multiply  # noqa: E402
+from jax_batched.ragged import RaggedBatch  # noqa: E402
 from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
 from jax_batched.triangular_solve import solve_triangular, triangular_solve  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "LinalgOverride",
     "LstsqResult",
     "QRResult",
+    "RaggedBatch",
     "RefinementInfo",
     "SlogdetResult",
     "__version__",

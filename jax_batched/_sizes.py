@@ -1,6 +1,7 @@
 """Batches whose matrices differ in size: the `sizes` of a call."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -35,21 +36,74 @@ class Sizes:
         given = _checks.sizes(operation, sizes, batch, name)
         self.n = n
         self.given = given  # unchecked; None: all have n
-        self._sizes = self._wrong = None
+        self._sizes: Array | None = None
+        self._wrong: Array | None = None
         if given is not None:
             wrong = (given < 0) | (given > n)
             self._sizes = jnp.where(wrong, n, given).astype(jnp.int32)
             self._wrong = wrong if where is None else wrong & where
 
-    def continued(self, a: Array) -> Array:
-        """Matrices, each continued by the identity."""
+    @classmethod
+    def of(cls, sizes: Array | None, wrong: Array | None = None) -> Self:
+        """Sizes that are known to be in range, but where they are wrong."""
+        self = cls.__new__(cls)
+        self._sizes, self._wrong = sizes, wrong
+        return self
+
+    @classmethod
+    def of_shapes(
+        cls,
+        operation: str,
+        sizes: Sequence[ArrayLike | None] | None,
+        shape: tuple[int, ...],
+        batch: tuple[Any, ...],
+        *,
+        where: Array | None = None,
+    ) -> tuple[Self, Self, Self]:
+        """Of matrices that need not be square: rows, columns, and the smaller of both.
+
+        Where one is out of range, all are, and such a matrix is as large as what holds it.
+        """
+        if sizes is None:
+            return cls.of(None), cls.of(None), cls.of(None)
+        if not isinstance(sizes, tuple | list) or len(sizes) != 2:
+            raise TypeError(
+                f"{operation}: sizes must be a tuple (m, n), got {_checks.described(sizes)}"
+            )
+        rows, columns = (
+            cls(operation, limit if given is None else given, limit, batch, name=name, where=where)
+            for given, limit, name in zip(sizes, shape, ("m of sizes", "n of sizes"), strict=True)
+        )
+        wrong = _joined(jnp.logical_or, rows._wrong, columns._wrong)
+
+        def of_right(limit: int, own: Array) -> Array:
+            return _joined(lambda wrong, own: jnp.where(wrong, limit, own), wrong, own)
+
+        m, n = of_right(shape[0], rows.each), of_right(shape[1], columns.each)
+        return cls.of(m, wrong), cls.of(n, wrong), cls.of(jnp.minimum(m, n), wrong)
+
+    @property
+    def each(self) -> Array:
+        """The sizes, if there are some."""
+        assert self._sizes is not None
+        return self._sizes
+
+    def __bool__(self) -> bool:
+        """Whether there are sizes."""
+        return self._sizes is not None
+
+    def continued(self, a: Array, diagonal: Array | None = None) -> Array:
+        """Matrices, each continued by the identity, or by a multiple of it."""
         if self._sizes is None:
             return a
         a = self.spoilt(a)
         own, n = self._places(a, -1), a.shape[-1]
-        diagonal = jnp.eye(n, dtype=bool).reshape(*[1] * (a.ndim - 2), n, n)
+        on_diagonal = jnp.eye(n, dtype=bool).reshape(*[1] * (a.ndim - 2), n, n)
         inside = own[..., :, None] & own[..., None, :]
-        other = jnp.where(diagonal & ~inside, jnp.ones_like(a), jnp.zeros_like(a))
+        ones = jnp.ones_like(a)
+        if diagonal is not None:
+            ones = ones * like(diagonal, a)[..., None, None].astype(a.dtype)
+        other = jnp.where(on_diagonal & ~inside, ones, jnp.zeros_like(a))
         return jnp.where(inside, a, other)
 
     def within(self, x: Array, *axes: int, other: Array | None = None) -> Array:
@@ -68,7 +122,7 @@ class Sizes:
         if self._wrong is None:
             return x
         x = _with_batch(x, self._wrong, core_rank)
-        wrong = _like(self._wrong, x, core_rank)
+        wrong = like(self._wrong, x, core_rank)
         wrong = wrong.reshape(*wrong.shape, *[1] * core_rank)
         return _spoilt(x, jnp.broadcast_to(wrong, x.shape))
 
@@ -76,7 +130,7 @@ class Sizes:
         """info, where a size is out of range minus the number of the argument `sizes`."""
         if self._wrong is None:
             return info
-        return jnp.where(_like(self._wrong, info, 0), -number, info).astype(jnp.int32)
+        return jnp.where(like(self._wrong, info, 0), -number, info).astype(jnp.int32)
 
     def with_own_pivots(
         self, factors: Array, pivots: Array, permutation: Array
@@ -88,18 +142,30 @@ class Sizes:
         """
         if self._sizes is None:
             return factors, pivots, permutation
-        own, sizes = self._places(factors, -1), _like(self._sizes, factors)[..., None]
+        own, sizes = self._places(factors, -1), like(self._sizes, factors)[..., None]
         strayed = jnp.any(own & (pivots >= sizes), -1, keepdims=True)
         factors = _spoilt(factors, jnp.broadcast_to(strayed[..., None], factors.shape))
-        in_place = jnp.arange(pivots.shape[-1], dtype=jnp.int32)
-        in_place = in_place.reshape(*[1] * (pivots.ndim - 1), -1)
+        in_place = _in_place(pivots)
         pivots = jnp.where(strayed, in_place, pivots)
         return self.within(factors, -2, -1), pivots, jnp.where(strayed, in_place, permutation)
+
+    def pivots(self, pivots: Array) -> Array:
+        """Those of the matrices; rows beyond a size stay in their places."""
+        if self._sizes is None:
+            return pivots
+        x = _with_batch(pivots, self._sizes, 1)[..., None]
+        return jnp.where(self._places(x, -2), x[..., 0], _in_place(x[..., 0]))
 
     def _places(self, x: Array, axis: int) -> Array:
         """Of each matrix, which places along an axis it has."""
         places = jnp.arange(x.shape[axis], dtype=jnp.int32)
-        return places.reshape(*[1] * (x.ndim - 2), -1) < _like(self._sizes, x)[..., None]
+        return places.reshape(*[1] * (x.ndim - 2), -1) < like(self._sizes, x)[..., None]
+
+
+def _in_place(pivots: Array) -> Array:
+    """Pivots that exchange no rows."""
+    places = jnp.arange(pivots.shape[-1], dtype=pivots.dtype)
+    return places.reshape(*[1] * (pivots.ndim - 1), -1)
 
 
 def _with_batch(x: Array, of_batch: Array, core_rank: int) -> Array:
@@ -121,7 +187,13 @@ def _with_batch(x: Array, of_batch: Array, core_rank: int) -> Array:
     return spread
 
 
-def _like(of_batch: Array | None, x: Array, core_rank: int = 2) -> Array:
+def _joined(f: Callable[[Array, Array], Array], x: Array | None, y: Array | None) -> Array:
+    """f of two arrays with an element for each matrix, which broadcast."""
+    assert x is not None and y is not None
+    return f(_with_batch(x, y, 0), _with_batch(y, x, 0))
+
+
+def like(of_batch: Array | None, x: Array, core_rank: int = 2) -> Array:
     """An array with one element for each matrix of x."""
     assert of_batch is not None
     full = jnp.broadcast_to(of_batch, x.shape[: x.ndim - core_rank])

@@ -25,6 +25,7 @@ def cho_factor(
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> tuple[Array, bool]:
     """Cholesky factor of each matrix of a batch, for use by `cho_solve`.
 
@@ -37,7 +38,7 @@ def cho_factor(
         with ``a = U^H U``.
       overwrite_a: as in `cholesky`.
       check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `cholesky`.
+      where, sizes: as in `cholesky`.
 
     Returns:
       ``(c, lower)``: the factor, with zeros in the other triangle, and `lower`. The factor of a
@@ -51,15 +52,17 @@ def cho_factor(
     lower = _checks.flag("cho_factor", "lower", lower)
     (matrix,), dtype = _checks.operands("cho_factor", a=a)
     _checks.square("cho_factor", "a", matrix)
+    wanted = _checks.mask("cho_factor", where, matrix.shape[:-2])
+    parts = Sizes("cho_factor", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     factor, _ = cholesky_op(
-        matrix,
+        parts.continued(matrix),
         upper=not lower,
         symmetrize=False,
         accuracy="ieee",
-        where=_checks.mask("cho_factor", where, matrix.shape[:-2]),
+        where=wanted,
         overwrite=_checks.flag("cho_factor", "overwrite_a", overwrite_a),
     )
-    return factor.astype(dtype), lower
+    return parts.within(factor, -2, -1).astype(dtype), lower
 
 
 def cho_solve(

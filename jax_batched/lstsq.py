@@ -15,6 +15,7 @@ from jax_batched._core import Operation, Params, Rules, lax, mask
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._core.signature import at_least
 from jax_batched._matrix import adjoint, matmul, real_dtype, spoilt
+from jax_batched._sizes import Sizes, like
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import bad_pivot
@@ -37,7 +38,12 @@ jax.export.register_namedtuple_serialization(LstsqResult, serialized_name="jax_b
 
 
 def lstsq(
-    a: ArrayLike, b: ArrayLike, *, method: str = "qr", where: ArrayLike | None = None
+    a: ArrayLike,
+    b: ArrayLike,
+    *,
+    method: str = "qr",
+    where: ArrayLike | None = None,
+    sizes: Sequence[ArrayLike | None] | None = None,
 ) -> LstsqResult:
     """Least squares solution of ``a x = b`` for each full-rank matrix of a batch.
 
@@ -53,6 +59,9 @@ def lstsq(
         solved by QR. On the CPU ``"qr"`` was faster at all sizes measured, up to 256 x 16.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero but for ``info``, -1, and a and b count for nothing.
+      sizes: a pair ``(m, n)`` as in `qr`: of each matrix its own m and n, wide or tall, and m rows
+        of its right-hand sides. Beyond n, x is zero. Where a size is negative or too large,
+        ``info`` is -3. ``"cholesky"`` is served as ``"qr"``.
 
     Returns:
       ``(x, residuals, rank, info)``: x has shape ``(..., n, k)`` (``(..., n)`` if b is a vector);
@@ -63,7 +72,8 @@ def lstsq(
       is below min(m, n), x has no correct digits.
 
     Raises:
-      TypeError: an operand is no array or has another dtype; where is not bool.
+      TypeError: an operand is no array or has another dtype; where is not bool, sizes are no pair
+        of integers.
       ValueError: shapes do not fit, or method is another word.
 
     The derivative reuses R, and is NaN where x is. `jax.numpy.linalg.lstsq`, by a singular value
@@ -89,15 +99,23 @@ def lstsq(
         wanted = jnp.broadcast_to(wanted, batch)
         columns = _kept(jnp.broadcast_to(columns, (*batch, *columns.shape[-2:])), wanted, 2)
         matrix = matrix.reshape(*[1] * (columns.ndim - matrix.ndim), *matrix.shape)
+    parts = Sizes.of_shapes("lstsq", sizes, (m, n), batch, where=wanted)
+    rows, _, ranks = parts
+    matrix = parts[1].within(rows.within(rows.spoilt(matrix), -2), -1)
+    columns = rows.within(columns, -2)
     with mask.only(wanted):
         if 0 in (m, n):
             x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)
             rank = info = jnp.zeros(batch, jnp.int32)
+        elif sizes is not None:
+            x, rank, info = _by_qr_of_parts(matrix, columns, *parts)
         elif method == "cholesky":
             x, rank, info = normal_equations_op(matrix, columns)
         else:
             x, rank, info = _by_qr(matrix, columns)
+    x = parts[1].within(x, -2)
     x, squares, rank, info = _described(matrix, columns, x, rank, info, wanted)
+    info = ranks.info(info, 3)
     return LstsqResult(
         _checks.drop_column(x, rhs).astype(dtype),
         (squares[..., 0] if rhs.ndim == 1 else squares).astype(real_dtype(dtype)),
@@ -108,6 +126,7 @@ def lstsq(
 
 # What is none of this library's operations is compiled, so that no constant is moved to the device.
 _kept = jax.jit(mask.kept, static_argnums=2)
+_bad_pivot = jax.jit(bad_pivot)
 _spoilt = jax.jit(lambda x, info: spoilt(x, (info > 0)[..., None, None]))
 
 
@@ -124,13 +143,13 @@ def _described(
     return x, jnp.sum(jnp.real(residual * jnp.conj(residual)), axis=-2), rank, info
 
 
-@functools.partial(jax.jit, static_argnames="size")
-def _rank(reflections: Array, *, size: int) -> tuple[Array, Array]:
-    """Rank and info, from the diagonal of R."""
-    diagonal = jnp.abs(jnp.diagonal(reflections, axis1=-2, axis2=-1))
-    tolerance = size * np.finfo(reflections.dtype).eps * jnp.max(diagonal, axis=-1, keepdims=True)
-    rank = jnp.sum(diagonal > tolerance, axis=-1, dtype=jnp.int32)
-    return rank, bad_pivot(reflections)
+@jax.jit
+def _rank(r: Array, size: Array | int) -> Array:
+    """The rank, from the diagonal of R and the larger number of rows or columns."""
+    diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
+    relative = jnp.asarray(size, diagonal.dtype)[..., None] * np.finfo(r.dtype).eps
+    tolerance = relative * jnp.max(diagonal, axis=-1, keepdims=True)
+    return jnp.sum(diagonal > tolerance, axis=-1, dtype=jnp.int32)
 
 
 def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
@@ -139,8 +158,44 @@ def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
     system = a if tall else adjoint(a)
     factors = factors_of(jax.lax.stop_gradient(system))
     x = apply_pseudoinverse(system, factors, b, adjoint=not tall)
-    rank, info = _rank(factors[_where_r_is(*system.shape[-2:])], size=max(m, n))
+    r = factors[_where_r_is(*system.shape[-2:])]
+    info = _bad_pivot(r)
+    return _spoilt(x, info), _rank(r, max(m, n)), info
+
+
+def _by_qr_of_parts(
+    a: Array, b: Array, rows: Sizes, columns: Sizes, ranks: Sizes
+) -> tuple[Array, Array, Array]:
+    """Of leading parts, with zeros beyond them: R is continued by the identity.
+
+    A wide part is transposed. Which ones are is not known, so both solutions are computed.
+    """
+    m, n = a.shape[-2:]
+    most, least = max(m, n), min(m, n)
+    is_tall = rows.each >= columns.each
+    turn = ~like(is_tall, a)[..., None, None]
+    system = jnp.where(turn, _resized(adjoint(a), most, least), _resized(a, most, least))
+    factors = list(factors_of(jax.lax.stop_gradient(system)))
+    place = _where_r_is(most, least)
+    rank = _rank(factors[place], jnp.maximum(rows.each, columns.each))
+    beyond = ranks.continued(jnp.zeros_like(factors[place][..., :least, :]))
+    factors[place] = factors[place] + _resized(beyond, *factors[place].shape[-2:])
+    info = _bad_pivot(factors[place])
+    solutions = (
+        apply_pseudoinverse(system, (factors[0], factors[1]), _resized(b, size), adjoint=wide)
+        for wide, size in ((False, most), (True, least))
+    )
+    tall, wide = (_resized(x, n) for x in solutions)
+    x = jnp.where(like(is_tall, tall)[..., None, None], tall, wide)
     return _spoilt(x, info), rank, info
+
+
+def _resized(x: Array, rows: int, columns: int | None = None) -> Array:
+    """Matrices with so many rows and columns: zeros more, or less of what they have."""
+    wanted = (rows, x.shape[-1] if columns is None else columns)
+    x = x[..., : wanted[0], : wanted[1]]
+    missing = [(0, size - own) for size, own in zip(wanted, x.shape[-2:], strict=True)]
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), *missing])
 
 
 def factors_of(a: Array) -> tuple[Array, Array]:

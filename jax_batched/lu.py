@@ -23,7 +23,15 @@ from jax_batched._core import (
 )
 from jax_batched._core.rules import minus
 from jax_batched._core.signature import smaller
-from jax_batched._matrix import inverse_permutation, matmul, spoilt, take_rows, triangle
+from jax_batched._lu_in_place import lu_in_place_op
+from jax_batched._matrix import (
+    inverse_permutation,
+    matmul,
+    real_dtype,
+    spoilt,
+    take_rows,
+    triangle,
+)
 from jax_batched._sizes import Sizes
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -34,6 +42,8 @@ Array = jax.Array
 def lu(
     a: ArrayLike,
     *,
+    pivot: bool = ...,
+    tiny: ArrayLike = ...,
     where: ArrayLike | None = ...,
     sizes: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
@@ -44,6 +54,8 @@ def lu(
 def lu(
     a: ArrayLike,
     *,
+    pivot: bool = ...,
+    tiny: ArrayLike = ...,
     where: ArrayLike | None = ...,
     sizes: ArrayLike | None = ...,
     return_info: Literal[True],
@@ -52,23 +64,35 @@ def lu(
 
 @overload
 def lu(
-    a: ArrayLike, *, where: ArrayLike | None = ..., sizes: ArrayLike | None = ..., return_info: bool
+    a: ArrayLike,
+    *,
+    pivot: bool = ...,
+    tiny: ArrayLike = ...,
+    where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
+    return_info: bool,
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]: ...
 
 
 def lu(
     a: ArrayLike,
     *,
+    pivot: bool = True,
+    tiny: ArrayLike = 0,
     where: ArrayLike | None = None,
     sizes: ArrayLike | None = None,
     return_info: bool = False,
 ) -> tuple[Array, Array, Array] | tuple[Array, Array, Array, Array]:
-    """LU factorization with partial pivoting of each matrix of a batch.
+    """LU factorization, with partial pivoting or with none, of each matrix of a batch.
 
     The signature of `jax.lax.linalg.lu`, and more.
 
     Args:
       a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128.
+      pivot: exchange rows. Otherwise they stay, and ``L U`` is a but for the pivots replaced.
+      tiny: without exchanges, real, of a shape that broadcasts to the batch dimensions: a pivot of
+        a smaller modulus is replaced by tiny with the pivot's sign, of complex numbers its phase.
+        In place of a column's search for a pivot, this is what sparse direct solvers do.
       where: as in `cholesky`; pivots and permutation are zero, too.
       sizes: as in `cholesky`, of square matrices. Beyond a size pivots and permutation leave rows
         in their places.
@@ -79,17 +103,18 @@ def lu(
       shape and dtype; int32 of shape ``(..., min(m, n))``, the row, from 0, that each row was
       exchanged with in its turn; int32 of shape ``(..., m)`` with ``a[permutation] = L U``. With
       return_info also ``info``, int32 of shape ``(...)``: 0, or the number k (from 1) of the first
-      pivot that is zero or not finite.
+      pivot that is zero or not finite; without exchanges the number of pivots that were replaced.
 
     Raises:
-      TypeError: a is no array or has another dtype; return_info is not True or False; where is not
-        bool, sizes are no integers.
-      ValueError: a is not a batch of matrices, where or sizes have another shape, or there are
-        sizes of matrices that are not square.
+      TypeError: a is no array or has another dtype; a flag is not True or False; tiny is not real,
+        where not bool, sizes are no integers.
+      ValueError: a is not a batch of matrices, tiny, where or sizes have another shape, there are
+        sizes of matrices that are not square, or tiny goes with exchanges.
 
     The pivot is LAPACK's: the largest ``|re| + |im|`` of its column, of equal ones the first. A
     zero pivot leaves its column of L as it is, zero. Derivatives are those of L and U for the
-    permutation found; a matrix without an inverse of U (or of its square part) has NaN
+    permutation found; without exchanges, those of the steps, in which a pivot that was replaced
+    counts by its phase alone. A matrix without an inverse of U (or of its square part) has NaN
     derivatives, alone.
 
     Algorithm: implicit pivoting as in Abdelfattah, Haidar, Tomov and Dongarra, "Factorization and
@@ -99,11 +124,14 @@ def lu(
     (matrix,), dtype = _checks.operands("lu", a=a)
     _checks.matrix("lu", "a", matrix)
     wanted = _checks.mask("lu", where, matrix.shape[:-2])
-    if sizes is not None:
-        _checks.square("lu", "a, with sizes,", matrix)
-    parts = Sizes("lu", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
-    factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
-    factors, pivots, permutation = parts.with_own_pivots(factors, pivots, permutation)
+    parts = _parts("lu", sizes, matrix, wanted)
+    if _checks.flag("lu", "pivot", pivot):
+        if not isinstance(tiny, int | float) or tiny != 0:
+            raise ValueError("lu: tiny goes with pivot=False")
+        factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
+        factors, pivots, permutation = parts.with_own_pivots(factors, pivots, permutation)
+    else:
+        factors, pivots, permutation, info = _in_place(matrix, tiny, parts, wanted)
     info = parts.info(info, 2)
     if 0 in matrix.shape[-2:]:
         rank = permutation.ndim
@@ -114,12 +142,40 @@ def lu(
     return (*results, info) if _checks.flag("lu", "return_info", return_info) else results
 
 
+def _in_place(
+    a: Array, tiny: ArrayLike, parts: Sizes, where: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """The results without exchanges of rows."""
+    batch, (m, n) = a.shape[:-2], a.shape[-2:]
+    if jnp.iscomplexobj(tiny):
+        raise TypeError("lu: tiny must be real")
+    given = jnp.asarray(tiny).astype(real_dtype(a.dtype))
+    threshold = _checks.per_matrix("lu", "tiny", given, batch)
+    continued = parts.continued(a, jnp.maximum(threshold, jnp.ones_like(threshold)))
+    factors, info = lu_in_place_op(continued, threshold, where=where)
+    pivots, permutation = (
+        jax.lax.broadcasted_iota(jnp.int32, (*batch, size), len(batch)) for size in (min(m, n), m)
+    )
+    if where is not None:
+        all_entries = jnp.broadcast_to(where, info.shape)
+        pivots, permutation = (mask.kept(x, all_entries, 1) for x in (pivots, permutation))
+    return parts.within(factors, -2, -1), pivots, permutation, info
+
+
+def _parts(operation: str, sizes: ArrayLike | None, a: Array, where: Array | None) -> Sizes:
+    """The sizes of matrices, which are square if there are some."""
+    if sizes is not None:
+        _checks.square(operation, "a, with sizes,", a)
+    return Sizes(operation, sizes, a.shape[-1], a.shape[:-2], where=where)
+
+
 def lu_factor(
     a: ArrayLike,
     overwrite_a: bool = False,
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> tuple[Array, Array]:
     """LU factorization of each matrix of a batch, for use by `lu_solve`.
 
@@ -129,22 +185,24 @@ def lu_factor(
       a: matrices of shape ``(..., m, n)``, dtypes as in `lu`.
       overwrite_a: as in `cholesky`.
       check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `lu`.
+      where, sizes: as in `lu`.
 
     Returns:
       ``(lu, pivots)`` as in `lu`.
 
     Raises:
       TypeError: a is no array or has another dtype; overwrite_a is not True or False; where is not
-        bool.
-      ValueError: a is not a batch of matrices, or where has another shape.
+        bool, sizes are no integers.
+      ValueError: as in `lu`.
     """
     del check_finite
     (matrix,), dtype = _checks.operands("lu_factor", a=a)
     _checks.matrix("lu_factor", "a", matrix)
     overwrite = _checks.flag("lu_factor", "overwrite_a", overwrite_a)
     wanted = _checks.mask("lu_factor", where, matrix.shape[:-2])
-    factors, pivots, _, _ = lu_op(matrix, where=wanted, overwrite=overwrite)
+    parts = _parts("lu_factor", sizes, matrix, wanted)
+    results = lu_op(parts.continued(matrix), where=wanted, overwrite=overwrite)
+    factors, pivots, _ = parts.with_own_pivots(*results[:3])
     return factors.astype(dtype), pivots
 
 
@@ -156,6 +214,7 @@ def lu_solve(
     check_finite: bool = True,
     *,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> Array:
     """Solves ``op(a) x = b`` given the LU factorization of each matrix of a batch.
 
@@ -167,7 +226,7 @@ def lu_solve(
         broadcast.
       trans: op is 0: a; 1: its transpose; 2: its conjugate transpose.
       overwrite_b, check_finite: without effect, as in `jax.scipy.linalg`.
-      where: as in `triangular_solve`.
+      where, sizes: as in `triangular_solve`. Beyond a size pivots count for nothing.
 
     Returns:
       x, of b's shape with the broadcast batch dimensions. A zero on the diagonal of U gives inf or
@@ -196,10 +255,15 @@ def lu_solve(
         )
     columns = _checks.right_hand_side("lu_solve", matrix, rhs, names=("lu", "b"))
     n = matrix.shape[-1]
-    rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged.astype(jnp.int32), n)
     batch = _checks.batch_of(matrix, columns)
-    with mask.only(_checks.mask("lu_solve", where, batch)):
+    wanted = _checks.mask("lu_solve", where, batch)
+    parts = Sizes("lu_solve", sizes, n, batch, where=wanted)
+    exchanged = parts.pivots(exchanged.astype(jnp.int32))
+    matrix, columns = parts.continued(matrix), parts.within(columns, -2)
+    rows = jax.lax.linalg.lu_pivots_to_permutation(exchanged, n)
+    with mask.only(wanted):
         x = substitute(matrix, rows, columns, transpose=trans != 0, conjugate=trans == 2)
+    x = parts.within(x, -2)
     return _checks.drop_column(x, rhs).astype(dtype)
 
 

@@ -24,6 +24,7 @@ from jax_batched._core import (
 from jax_batched._core.rules import hermitian_transpose
 from jax_batched._core.signature import at_least, smaller
 from jax_batched._matrix import adjoint, matmul, spoilt, triangle
+from jax_batched._sizes import Sizes
 from jax_batched.solve import solve_gen_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -47,18 +48,37 @@ def qr(
     mode: Literal["reduced", "complete", "raw"] = ...,
     *,
     where: ArrayLike | None = ...,
+    sizes: Sequence[ArrayLike | None] | None = ...,
 ) -> QRResult: ...
 
 
 @overload
-def qr(a: ArrayLike, mode: Literal["r"], *, where: ArrayLike | None = ...) -> Array: ...
+def qr(
+    a: ArrayLike,
+    mode: Literal["r"],
+    *,
+    where: ArrayLike | None = ...,
+    sizes: Sequence[ArrayLike | None] | None = ...,
+) -> Array: ...
 
 
 @overload
-def qr(a: ArrayLike, mode: str, *, where: ArrayLike | None = ...) -> QRResult | Array: ...
+def qr(
+    a: ArrayLike,
+    mode: str,
+    *,
+    where: ArrayLike | None = ...,
+    sizes: Sequence[ArrayLike | None] | None = ...,
+) -> QRResult | Array: ...
 
 
-def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -> QRResult | Array:
+def qr(
+    a: ArrayLike,
+    mode: str = "reduced",
+    *,
+    where: ArrayLike | None = None,
+    sizes: Sequence[ArrayLike | None] | None = None,
+) -> QRResult | Array:
     """QR factorization of each matrix of a batch by Householder reflections.
 
     The signature of `jax.numpy.linalg.qr`.
@@ -70,6 +90,10 @@ def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -
         never formed; ``"raw"``: the reflections.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero, and a counts for nothing.
+      sizes: a pair ``(m, n)`` of integers, of shapes that broadcast to the batch dimensions: how
+        many rows and columns each matrix has; None: all of them. It is the leading part of what a
+        holds, the rest of which counts for nothing. The results are zero beyond those of the matrix
+        alone. Where a size is negative or too large they are NaN.
 
     Returns:
       ``(Q, R)`` of a's dtype; with ``"r"`` R; with ``"raw"`` a pair ``(h, taus)`` as
@@ -79,8 +103,10 @@ def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -
       the first m columns concerns its own column of R alone.
 
     Raises:
-      TypeError: a is no array or has another dtype; where is not bool.
-      ValueError: a is not a batch of matrices, mode is another word, or where has another shape.
+      TypeError: a is no array or has another dtype; where is not bool, sizes are no pair of
+        integers.
+      ValueError: a is not a batch of matrices, mode is another word, or where or sizes have another
+        shape.
 
     Signs are LAPACK's: a diagonal entry of R is real, and of the sign opposite to the entry that it
     replaced, which stays where there is nothing to eliminate. Sums of squares neither overflow nor
@@ -96,8 +122,14 @@ def qr(a: ArrayLike, mode: str = "reduced", *, where: ArrayLike | None = None) -
     _checks.option("qr", "mode", mode, MODES)
     (matrix,), dtype = _checks.operands("qr", a=a)
     _checks.matrix("qr", "a", matrix)
-    wanted = _checks.mask("qr", where, matrix.shape[:-2])
-    results = [x.astype(dtype) for x in qr_op(matrix, mode=mode, where=wanted)]
+    shape, batch = matrix.shape[-2:], matrix.shape[:-2]
+    wanted = _checks.mask("qr", where, batch)
+    parts = Sizes.of_shapes("qr", sizes, shape, batch, where=wanted)
+    if sizes is None:
+        results = qr_op(matrix, mode=mode, where=wanted)
+    else:
+        results = _qr_of_parts(matrix, *parts, mode=mode, where=wanted)
+    results = [x.astype(dtype) for x in results]
     if mode == "r":
         return results[0]
     if mode == "raw":
@@ -184,6 +216,21 @@ def qr_multiply(
 
 
 _adjoint = adjoint  # where an argument has its name
+
+
+def _qr_of_parts(
+    a: Array, rows: Sizes, columns: Sizes, ranks: Sizes, *, mode: str, where: Array | None
+) -> list[Array]:
+    """The results for leading parts, zero beyond theirs."""
+    a = columns.within(rows.within(rows.spoilt(a), -2), -1)
+    results = qr_within_op(a, ranks.each, mode=mode, where=where)
+    if mode == "raw":
+        h, taus = results
+        taus = ranks.within(taus[..., None], -2)[..., 0]
+        return [columns.within(rows.within(h, -2), -1), taus]
+    inner = rows if mode == "complete" else ranks
+    r = columns.within(inner.within(results[-1], -2), -1)
+    return [r] if mode == "r" else [inner.within(rows.within(results[0], -2), -1), r]
 
 
 def _check_taus(operation: str, a: Array, taus: Array, most: Any) -> None:
@@ -401,6 +448,67 @@ qr_op = Operation(
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=lambda params, data: (data,) * (1 if params["mode"] == "r" else 2),
+    ),
+)
+
+
+# Of leading parts, with zeros beyond them: a, the smaller of their numbers of rows and columns ->
+# the results of `qr_op`. The reflections beyond a part are I, so Q is I there, and R is zero.
+
+
+def _within(a: Array, ranks: Array, *, mode: str) -> Sequence[Array]:
+    del ranks
+    return qr_op(a, mode=mode)
+
+
+def _within_jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Those of `qr`, of R with ones on the rest of its diagonal: no part depends on these."""
+    (a, ranks), (da, _) = primals, tangents
+    mode = params["mode"]
+    if da is None or mode == "raw":
+        return _jvp(params, (a,), (da,))
+    q, r = qr_within_op(a, ranks, mode="reduced" if mode == "r" else mode)
+    own, k = Sizes.of(ranks), min(a.shape[-2:])
+    square = r[..., :k, :k]
+    square = square + own.continued(jnp.zeros_like(square))
+    regular = jnp.concatenate([square, r[..., :k, k:]], axis=-1)
+    dq, dr = _derivative("reduced", a, q[..., :, :k], regular, da)
+    if mode == "r":
+        return (r,), (dr,)
+    if mode == "complete":
+        dq = _complete_derivative(q, own.within(dq, -1), own)
+        dr = jnp.pad(dr, [*[(0, 0)] * (dr.ndim - 2), (0, a.shape[-2] - k), (0, 0)])
+    return (q, r), (dq, dr)
+
+
+def _complete_derivative(q: Array, dq: Array, own: Sizes) -> Array:
+    """dQ of a complete Q, from its first columns, as many as the parts have."""
+    m, k = dq.shape[-2:]
+    first = own.within(q[..., :, :k], -1)
+    bottom, of_bottom = (x - own.within(x, -2) for x in (first, dq))
+    top = q[..., :k, :k]
+    eye = jnp.where(jnp.eye(k, dtype=bool), jnp.ones_like(top), jnp.zeros_like(top))
+    # Of a part that is not tall Q may have an eigenvalue 1, but nothing is below.
+    is_tall = jnp.any(bottom != 0, (-2, -1), keepdims=True)
+    less_one = jnp.where(is_tall, own.continued(top - eye), eye)
+    z_adjoint, _ = solve_gen_op(adjoint(less_one), adjoint(bottom))
+    z = adjoint(z_adjoint)
+    change = adjoint(of_bottom - matmul(z, dq[..., :k, :]))
+    rest = q - own.within(q, -1)
+    d_rest = matmul(dq, z_adjoint) - matmul(first + matmul(rest, z), change)
+    return d_rest + jnp.pad(dq, [*[(0, 0)] * (dq.ndim - 2), (0, 0), (0, m - k)])
+
+
+qr_within_op: Operation = Operation(
+    "qr_within",
+    Rules(
+        signature=lambda params: _SIGNATURES[params["mode"]].replace("->", ",()->"),
+        paths=(lax(_within, broadcasts=True),),
+        sizes=qr_op.rules.sizes,
+        jvp=_within_jvp,
+        result_dtypes=qr_op.rules.result_dtypes,
     ),
 )
 

@@ -16,7 +16,8 @@ from jax.typing import ArrayLike
 
 from jax_batched import _checks
 from jax_batched._refinement.operations import low_factor_op, refine_op
-from jax_batched._refinement.scaling import finfo
+from jax_batched._refinement.scaling import diagonal, finfo, largest
+from jax_batched._sizes import Sizes
 
 Array = jax.Array
 
@@ -64,6 +65,7 @@ def refined_solve(
     tol: float | None = None,
     fallback: bool = True,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> tuple[Array, RefinementInfo]:
     """Solves ``a x = b`` for each matrix of a batch with a low-precision factor and refinement.
 
@@ -97,6 +99,8 @@ def refined_solve(
         converge, nothing is computed for it.
       where: as in `triangular_solve`. Where it is False the information is zero too, but ``info``
         is -1.
+      sizes: as in `triangular_solve`; ``info`` is -3 where a size is negative or too large. The
+        default of tol goes by the n of the array.
 
     Returns:
       ``(x, info)``: x of b's shape with the broadcast batch dimensions, and a `RefinementInfo`. x
@@ -107,7 +111,7 @@ def refined_solve(
 
     Raises:
       TypeError: an operand is no array or has another dtype, or factor_dtype does not go with it; a
-        flag is not True or False; where is not bool.
+        flag is not True or False; where is not bool, sizes are no integers.
       ValueError: shapes do not fit, or an option is not one of those accepted.
 
     Derivatives are those of the solution, ``a dx = db - da x``, forward and reverse, each by a
@@ -142,10 +146,25 @@ def refined_solve(
         "fallback": _checks.flag("refined_solve", "fallback", fallback),
     }
     low = _factor_dtype(factor_dtype, matrix.dtype)
-    wanted = _checks.mask("refined_solve", where, _checks.batch_of(matrix, columns))
+    batch = _checks.batch_of(matrix, columns)
+    wanted = _checks.mask("refined_solve", where, batch)
+    parts = Sizes("refined_solve", sizes, n, batch, where=wanted)
+    if parts:
+        matrix = _continued(parts, matrix, definite=assume_a == "pos")
+        columns = parts.within(columns, -2)
     factors = low_factor_op(matrix, triangle=options["triangle"], dtype=low, where=wanted)
     x, *of_columns, info = refine_op(matrix, *factors, columns, where=wanted, **options)
+    x, info = parts.within(x, -2), parts.info(info, 3)
     return _checks.drop_column(x, rhs), _per_matrix(*of_columns, info, empty=n == 0)
+
+
+def _continued(parts: Sizes, a: Array, *, definite: bool) -> Array:
+    """Matrices continued by a multiple of the identity, which changes neither their largest entry
+    nor their norm: that of the backward error is the matrix's own."""
+    own = parts.within(jax.lax.stop_gradient(a), -2, -1)
+    size = largest(diagonal(own), -1)[..., 0] if definite else largest(own, (-2, -1))[..., 0, 0]
+    usable = (size > 0) & (size < jnp.inf)
+    return parts.continued(a, jnp.where(usable, size, jnp.ones_like(size)))
 
 
 @functools.partial(jax.jit, static_argnames="empty")

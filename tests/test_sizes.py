@@ -8,11 +8,12 @@ import ops
 import pytest
 import test_lu
 from jax.sharding import PartitionSpec
+from test_qr import check_derivatives
 
 import jax_batched as jb
-from jax_batched._matrices import MAX_RATIO, general
+from jax_batched._matrices import MAX_RATIO, general, normal, spd
 
-ROWS = [op for op in ops.REDUCED if op.takes_sizes]
+ROWS = [op for op in (*ops.REDUCED, *ops.COMPOSITE) if op.takes_sizes]
 ONE_EACH = [op for op in ops.ONE_EACH if op.takes_sizes]
 N = 13
 SIZES = np.array([0, 1, N, 5, 12, 3, 13, 8, 2, 7, 13], np.int32)
@@ -82,7 +83,7 @@ def test_sizes_out_of_range(op, path):
         assert (np.asarray(of_each) == np.where(wrong, -len(operands) - 1, 0)).all()
 
 
-@pytest.mark.parametrize("op", ONE_EACH, ids=ops.ids)
+@pytest.mark.parametrize("op", [*ONE_EACH, *ops.ONE_COMPOSITE], ids=ops.ids)
 def test_derivatives(op):
     """Those of the leading parts; zero in the padding; NaN where a size is out of range."""
     sizes = np.where(np.arange(len(SIZES)) == 4, N + 1, SIZES)
@@ -284,8 +285,143 @@ def test_errors(op, sizes, error, message):
 
 
 def test_sizes_are_of_square_matrices():
-    with pytest.raises(ValueError, match="lu: a, with sizes, must have shape"):
-        jb.lu(np.ones((2, 3, 4)), sizes=[1, 2])
+    for f in (jb.lu, jb.lu_factor):
+        with pytest.raises(ValueError, match=f"{f.__name__}: a, with sizes, must have shape"):
+            f(np.ones((2, 3, 4)), sizes=[1, 2])
+
+
+@pytest.mark.parametrize("sizes", (np.array([1, 2]), np.ones((2, 2), int), (1, 2, 3), 3))
+def test_sizes_are_of_rows_and_columns(sizes):
+    for f in (jb.qr, lambda a, sizes: jb.lstsq(a, np.ones(3), sizes=sizes)):
+        with pytest.raises(TypeError, match=r"(qr|lstsq): sizes must be a tuple \(m, n\)"):
+            f(np.ones((2, 3, 4)), sizes=sizes)
+
+
+# Of rows and columns: none, one, all, wide, tall, square.
+M = np.array([0, 4, 1, 6, 3, 2, 6, 4, 2])
+N_OF = np.array([3, 0, 1, 5, 2, 4, 1, 4, 2])
+
+
+def shaped(dtype, m, n, seed=0):
+    """Matrices of which leading parts count, poisoned, and these sizes."""
+    a = normal(np.random.default_rng(seed), dtype, (len(M), m, n)).astype(dtype)
+    sizes = np.minimum(M, m), np.minimum(N_OF, n)
+    for x, rows, columns in zip(a, *sizes, strict=True):
+        x[rows:] = x[:, columns:] = np.nan
+    return a, sizes
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("shape", ((6, 5), (4, 6), (520, 5)))
+def test_factors_of_any_shape(shape, dtype):
+    """LAPACK's of the part alone, with the same signs, and zeros beyond them."""
+    a, sizes = shaped(dtype, *shape)
+    modes = ("reduced", "complete", "r", "raw") if shape[0] < 100 else ("reduced", "r")
+    factor = jax.jit(lambda a, sizes: [jb.qr(a, mode, sizes=sizes) for mode in modes])
+    tolerance = 100 * float(jnp.finfo(dtype).eps)
+    for mode, results in zip(modes, factor(a, sizes), strict=True):
+        for i, (m, n) in enumerate(zip(*sizes, strict=True)):
+            expected = np.linalg.qr(a[i, :m, :n], mode)
+            for x, y in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+                own = x[(i, *map(slice, y.shape))]
+                np.testing.assert_allclose(own, y, rtol=0, atol=tolerance)
+                assert np.count_nonzero(x[i]) == np.count_nonzero(own)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("shape", ((6, 5), (4, 6), (520, 5)))
+def test_least_squares_of_any_shape(shape, dtype):
+    a, sizes = shaped(dtype, *shape)
+    b = normal(np.random.default_rng(1), dtype, (len(M), shape[0], 2)).astype(dtype)
+    for x, rows in zip(b, sizes[0], strict=True):
+        x[rows:] = np.nan
+    results = jax.jit(lambda a, b, sizes: jb.lstsq(a, b, sizes=sizes))(a, b, sizes)
+    tolerance = 3e4 * float(jnp.finfo(dtype).eps)
+    for i, (m, n) in enumerate(zip(*sizes, strict=True)):
+        own, rhs = a[i, :m, :n], b[i, :m]
+        best = np.linalg.pinv(own) @ rhs
+        np.testing.assert_allclose(results.x[i, :n], best, rtol=tolerance, atol=tolerance)
+        assert not np.asarray(results.x[i, n:]).any()
+        squares = (np.abs(rhs - own @ best) ** 2).sum(0)
+        np.testing.assert_allclose(results.residuals[i], squares, rtol=tolerance, atol=tolerance)
+        assert results.rank[i] == min(m, n)
+    assert not np.asarray(results.info).any()
+
+
+@pytest.mark.parametrize("dtype", ("float64", "complex128"))
+@pytest.mark.parametrize("shape", ((5, 4), (4, 5)))
+def test_derivatives_of_any_shape(shape, dtype):
+    """Up to the second; a complete Q whose part is not tall has no columns that are free."""
+    (a, sizes), keep = shaped(dtype, *shape), [3, 4, 5, 7]
+    a, sizes = np.nan_to_num(a[keep]), [x[keep] for x in sizes]
+    b = normal(np.random.default_rng(1), dtype, (len(keep), shape[0], 2)).astype(dtype)
+    check_derivatives(jax.jit(lambda a: list(jb.qr(a, "complete", sizes=sizes))), a)
+    check_derivatives(jax.jit(lambda a, b: list(jb.lstsq(a, b, sizes=sizes)[:2])), a, b)
+
+
+def test_shapes_out_of_range():
+    """One number is enough; such a matrix fails alone, in derivatives as well."""
+    a, (m, n) = shaped("float64", 6, 5)
+    a, b = np.nan_to_num(a), np.ones((len(M), 6, 1))
+    m, n = m.copy(), n.copy()
+    m[4], n[5] = -1, 6
+    wrong = np.isin(np.arange(len(M)), (4, 5))
+    q, r = jb.qr(a, sizes=(m, n))
+    np.testing.assert_array_equal(np.isnan(q).all((-2, -1)), wrong)
+    np.testing.assert_array_equal(np.isnan(np.asarray(r)[:, *np.triu_indices(5)]).all(-1), wrong)
+    result = jb.lstsq(a, b, sizes=(m, n))
+    np.testing.assert_array_equal(result.info, np.where(wrong, -3, 0))
+    np.testing.assert_array_equal(np.isnan(result.x).all((-2, -1)), wrong)
+    for f in (lambda a: jb.lstsq(a, b, sizes=(m, n)).x, lambda a: jb.qr(a, "r", sizes=(m, n))):
+        gradient = jax.jit(jax.grad(lambda a, f=f: jnp.sum(f(a))))(a)
+        np.testing.assert_array_equal(np.isnan(gradient).any((-2, -1)), wrong)
+    masked = jb.lstsq(a, b, sizes=(m, n), where=~wrong)
+    np.testing.assert_array_equal(masked.info, np.where(wrong, -1, 0))
+    assert np.isfinite(masked.x).all()
+
+
+def test_factors_for_solves():
+    """`cho_factor` for `cho_solve`, `lu_factor` for `lu_solve`; nothing beyond a size counts."""
+    rng = np.random.default_rng(0)
+    b = rng.normal(size=(len(SIZES), N, 2))
+    a, definite = (f(rng, "float64", (len(SIZES), N, N)) for f in (general, spd))
+    c, lower = jb.cho_factor(definite, sizes=SIZES)
+    factors, pivots = jb.lu_factor(a, sizes=SIZES)
+    assert (pivots == jb.lu(a, sizes=SIZES)[1]).all()
+    beyond = np.arange(N) >= SIZES[:, None]
+    poisoned, spoilt = factors.at[beyond].set(np.nan), jnp.where(beyond, -7, pivots)
+    for trans in (0, 1):
+        x = jb.lu_solve((poisoned, spoilt), b, trans, sizes=SIZES)
+        y = jb.solve(np.swapaxes(a, -1, -2) if trans else a, b, sizes=SIZES)
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
+    x = jb.cho_solve((c, lower), b, sizes=SIZES)
+    np.testing.assert_allclose(x, jb.solve(definite, b, sizes=SIZES), rtol=1e-9, atol=1e-12)
+    assert not np.asarray(c)[beyond].any() and not np.asarray(factors)[beyond].any()
+    assert np.isnan(jb.cho_factor(definite, sizes=N + 1)[0][:, 0, 0]).all()
+    assert np.isnan(jb.lu_factor(a, sizes=-1)[0]).all()
+    assert np.isnan(jb.lu_solve((factors, pivots), b, sizes=-1)).all()
+
+
+@pytest.mark.parametrize("assume_a", ("pos", "gen"))
+def test_refinement_measures_the_matrix_itself(assume_a):
+    """Whatever its size in numbers: the errors are those of the leading part alone."""
+    rng = np.random.default_rng(0)
+    scale = 10.0 ** rng.integers(-30, 30, (len(SIZES), 1, 1))
+    a = (spd if assume_a == "pos" else general)(rng, "float64", (len(SIZES), N, N)) * scale
+    b = rng.normal(size=(len(SIZES), N, 1))
+    sizes = np.where(np.arange(len(SIZES)) == 3, -1, SIZES)
+    x, info = jb.refined_solve(a, b, assume_a=assume_a, sizes=sizes)
+    wrong = sizes < 0
+    np.testing.assert_array_equal(info.info, np.where(wrong, -3, 0))
+    np.testing.assert_array_equal(info.converged, ~wrong)
+    assert np.isnan(x[wrong]).all()
+    for i, size in enumerate(sizes):
+        own, rhs, y = a[i, :size, :size], b[i, :size], x[i, :size]
+        if size > 0:
+            size_of_terms = np.abs(own).sum(1).max() * np.abs(y).max() + np.abs(rhs).max()
+            error = np.abs(rhs - own @ y).max() / size_of_terms
+            assert abs(info.backward_error[i] - error) <= 3e-16
+            assert not np.asarray(x[i, size:]).any()
 
 
 def test_wide_integers_do_not_wrap_around():

@@ -114,7 +114,6 @@ def _refined_solve(name: str, method: str, *, usual: bool = False, **options: An
         kernels=False,
         composite=True,
         usual=usual,
-        takes_sizes=False,
         **system,
     )
 

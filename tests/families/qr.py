@@ -98,6 +98,13 @@ def _reflections(rng: Any, dtype: Any, shape: Any) -> np.ndarray:
     return normal(rng, dtype, shape) / max(shape[-1], 1)
 
 
+def _of_square(f: Any) -> Any:
+    """f of square matrices, with their sizes for both of its own."""
+    return lambda *operands, sizes=None, **options: f(
+        *operands, **options, sizes=None if sizes is None else (sizes, sizes)
+    )
+
+
 def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
     usual = {"matrix": lambda a: a, "make": general}
     usual |= {"in_place": False, "takes_sizes": False}
@@ -106,8 +113,22 @@ def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) ->
 
 
 ROWS = [
-    _row("qr-reduced", "qr", lambda a, **options: jb.qr(a, **options)[0], Orthogonal()),
-    _row("qr-r", "qr", jb.qr, Triangle(), options={"mode": "r"}, usual=False),
+    _row(
+        "qr-reduced",
+        "qr",
+        _of_square(lambda a, **options: jb.qr(a, **options)[0]),
+        Orthogonal(),
+        takes_sizes=True,
+    ),
+    _row(
+        "qr-r",
+        "qr",
+        _of_square(jb.qr),
+        Triangle(),
+        options={"mode": "r"},
+        usual=False,
+        takes_sizes=True,
+    ),
     _row(
         "householder_product",
         "householder_product",
@@ -132,8 +153,9 @@ ROWS = [
     _row(
         "lstsq",
         "lstsq",
-        lambda a, b, **options: jb.lstsq(a, b, **options).x,
+        _of_square(lambda a, b, **options: jb.lstsq(a, b, **options).x),
         Solve(),
+        takes_sizes=True,
         kernels=False,
         composite=True,
         reduced=False,
