@@ -5,11 +5,13 @@
 #include <type_traits>
 
 #include "ffi/problems/cholesky.h"
+#include "ffi/problems/eigh.h"
 #include "ffi/problems/lu.h"
 #include "ffi/problems/qr.h"
 #include "ffi/problems/residual.h"
 #include "ffi/problems/solve_pos.h"
 #include "ffi/problems/substitution.h"
+#include "ffi/problems/svd.h"
 
 namespace jax_batched {
 
@@ -19,7 +21,8 @@ struct List {};
 using Operations =
     List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
          CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
-         DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem>;
+         DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem,
+         EighProblem, SvdProblem>;
 
 // Calls f(std::type_identity<P>) for each operation.
 template <class F, class... P>
