@@ -122,3 +122,21 @@ def inverse_permutation(rows: Array) -> Array:
     places = jnp.arange(n, dtype=rows.dtype).reshape(*[1] * (rows.ndim - 1), n)
     found = rows[..., None, :] == places[..., :, None]
     return jnp.where(found, places[..., None, :], 0).max(-1, initial=0)
+
+
+def not_finite(a: Array) -> Array:
+    """Of each matrix, whether it has NaN or inf."""
+    return ~jnp.isfinite(a).all((-2, -1))
+
+
+@jax.custom_jvp
+def reciprocals(x: Array, where: Array) -> Array:
+    """1 / x where asked for, else 0, in derivatives as well."""
+    return jnp.where(where, 1 / jnp.where(where, x, 1), 0)
+
+
+@reciprocals.defjvp
+def _reciprocals_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    (x, where), (dx, _) = primals, tangents
+    inverse = reciprocals(x, where)
+    return inverse, -inverse * inverse * dx

@@ -108,12 +108,16 @@ def composed(
     serves: Callable[[Call], bool] = lambda call: True,
     *,
     automatic_sharding: bool = False,
+    like: Callable[[Call], Call] = lambda call: call,
 ) -> Path:
-    """Made of operations that have kernels, in the range of its own and where it serves."""
+    """Made of operations that have kernels, in the range of its own and where it serves.
+
+    With `like`, in the range of the call that this makes of one.
+    """
     return Path(
         "composed",
         compute,
-        lambda call: _has_kernels(call) and serves(call),
+        lambda call: _has_kernels(like(call)) and serves(call),
         broadcasts=True,
         automatic_sharding=automatic_sharding,
     )

@@ -1,0 +1,79 @@
+#include "ffi/cpu/engine/svd_lanes.h"
+
+namespace jax_batched::cpu::JAX_BATCHED_ISA {
+namespace {
+
+template <class T>
+int64_t scratch_of(int64_t n) {
+  return SvdGroup<T>::bytes(n) + n * kLanes<T> * static_cast<int64_t>(sizeof(int32_t));
+}
+
+template <class T>
+void run_group(const SvdProblem& p, const SvdGroup<T>& g, int32_t* places, int64_t m,
+               int64_t end) {
+  using R = Real<T>;
+  using S = Simd<R>;
+  const int64_t n = g.n;
+  auto from = group_of<T>(p.a, n * n, m, end);
+  for (int64_t i = 0; i < n; ++i) {
+    pack(from, n * kParts<T>, numbers(g.row(i)));
+    for (const R*& lane : from.lane) lane += n * kParts<T>;
+  }
+  PowersOfTwo<R> scales;
+  const auto finite = g.prepare(p.vectors, &scales);
+  const S info = select(finite, g.orthogonalise(p.vectors), S(static_cast<R>(n)));
+  const auto zeros = g.normalise(p.vectors);
+  find_places(g.minus, n, places);
+  const S zero(R(0)), nan(kNaN<R>);
+  const auto values = group_of<R>(p.s, n, m, end);
+  for (int64_t i = 0; i < n; ++i) {
+    const S value = select(finite, zero - g.minus[i] * scales.back, nan);
+    scatter(value, places + i * kLanes<T>, 1, values.lane, 0);
+  }
+  if (p.vectors) {
+    const auto left = group_of<T>(p.u, n * n, m, end), right = group_of<T>(p.vh, n * n, m, end);
+    for (int64_t i = 0; i < n; ++i) {
+      const int32_t* place = places + i * kLanes<T>;
+      for (int64_t j = 0; j < n; ++j) {
+        for (int part = 0; part < kParts<T>; ++part) {
+          const S x = numbers(g.row(i) + j)[part], y = numbers(g.row(i) + n + j)[part];
+          scatter(select(finite, x + zero, nan), place, n * kParts<T>, right.lane,
+                  j * kParts<T> + part);
+          scatter(select(finite, (part == 0 ? y : -y) + zero, nan), place, kParts<T>, left.lane,
+                  j * n * kParts<T> + part);
+        }
+      }
+    }
+  }
+  for (int lane = 0; lane < std::min<int64_t>(kLanes<T>, end - m); ++lane) {
+    p.info[m + lane] = static_cast<int32_t>(info.v[lane]);
+    const auto missing = static_cast<int64_t>(zeros.v[lane]);
+    if (p.vectors && missing > 0 && finite[lane]) {
+      complete(p.vh.at<T>(m + lane, n, n), n, n - missing);
+    }
+  }
+}
+
+}  // namespace
+
+template <>
+Kernel<SvdProblem> kernel() {
+  const auto run = [](const SvdProblem& p, int64_t begin, int64_t end, void* scratch) {
+    with_element_type(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      const auto g = SvdGroup<T>::in(scratch, p.n);
+      auto* places = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + g.bytes(p.n));
+      for (int64_t m = begin; m < end; m += kLanes<T>) run_group<T>(p, g, places, m, end);
+    });
+  };
+  const auto scratch_bytes = [](const SvdProblem& p) {
+    return with_element_type(p.dtype,
+                             [&](auto t) -> size_t { return scratch_of<decltype(t)>(p.n); });
+  };
+  const auto group = [](const SvdProblem& p) {
+    return with_element_type(p.dtype, [](auto t) { return Group{kLanes<decltype(t)>, 1}; });
+  };
+  return {run, scratch_bytes, group};
+}
+
+}  // namespace jax_batched::cpu::JAX_BATCHED_ISA
