@@ -9,7 +9,7 @@ int64_t scratch_of(int64_t n) {
 }
 
 template <class T>
-void run_group(const EighProblem& p, const EighGroup<T>& g, int32_t* places, int64_t m,
+void run_group(const EighProblem& p, EighGroup<T>& g, int32_t* places, int64_t m,
                int64_t end) {
   using R = Real<T>;
   using S = Simd<R>;
@@ -35,10 +35,10 @@ void run_group(const EighProblem& p, const EighGroup<T>& g, int32_t* places, int
   }
   if (p.vectors) {
     const auto vectors = group_of<T>(p.v, n * n, m, end);
-    for (int64_t row = 0; row < n * kParts<T>; ++row) {
+    for (int64_t row = 0; row < g.q.rows(); ++row) {
       const int64_t offset = row / kParts<T> * n * kParts<T> + row % kParts<T>;
       for (int64_t i = 0; i < n; ++i) {
-        const S x = select(finite, g.q[row * g.pitch_q + i] + zero, nan);
+        const S x = select(finite, g.q.at[row * g.q.pitch() + i] + zero, nan);
         scatter(x, places + i * kLanes<T>, kParts<T>, vectors.lane, offset);
       }
     }
@@ -56,7 +56,7 @@ Kernel<EighProblem> kernel() {
   const auto run = [](const EighProblem& p, int64_t begin, int64_t end, void* scratch) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
-      const auto g = EighGroup<T>::in(scratch, p.n);
+      auto g = EighGroup<T>::in(scratch, p.n);
       auto* places = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + g.bytes(p.n));
       for (int64_t m = begin; m < end; m += kLanes<T>) run_group<T>(p, g, places, m, end);
     });

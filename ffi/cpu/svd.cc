@@ -9,48 +9,50 @@ int64_t scratch_of(int64_t n) {
 }
 
 template <class T>
-void run_group(const SvdProblem& p, const SvdGroup<T>& g, int32_t* places, int64_t m,
-               int64_t end) {
+void run_group(const SvdProblem& p, SvdGroup<T>& g, int32_t* places, int64_t m, int64_t end) {
   using R = Real<T>;
   using S = Simd<R>;
   const int64_t n = g.n;
-  auto from = group_of<T>(p.a, n * n, m, end);
-  for (int64_t i = 0; i < n; ++i) {
-    pack(from, n * kParts<T>, numbers(g.row(i)));
-    for (const R*& lane : from.lane) lane += n * kParts<T>;
-  }
+  pack<T>(group_of<T>(p.a, n * n, m, end), Part::kAll, GroupMatrix<T>{g.a, n});
   PowersOfTwo<R> scales;
-  const auto finite = g.prepare(p.vectors, &scales);
-  const S info = select(finite, g.orthogonalise(p.vectors), S(static_cast<R>(n)));
-  const auto zeros = g.normalise(p.vectors);
-  find_places(g.minus, n, places);
+  const auto finite = g.prepare(&scales);
+  g.bidiagonalise();
+  S info;
+  if (p.vectors) {
+    g.form();
+    info = g.template diagonalise<true>();
+  } else {
+    info = g.template diagonalise<false>();
+  }
   const S zero(R(0)), nan(kNaN<R>);
+  for (int64_t i = 0; i < n; ++i) {  // descending; a sign goes to V
+    g.e[i] = copy_sign(S(R(1)), g.d[i]);
+    g.d[i] = -absolute(g.d[i]);
+  }
+  find_places(g.d, n, places);
   const auto values = group_of<R>(p.s, n, m, end);
   for (int64_t i = 0; i < n; ++i) {
-    const S value = select(finite, zero - g.minus[i] * scales.back, nan);
+    const S value = select(finite, zero - g.d[i] * scales.back, nan);
     scatter(value, places + i * kLanes<T>, 1, values.lane, 0);
   }
   if (p.vectors) {
     const auto left = group_of<T>(p.u, n * n, m, end), right = group_of<T>(p.vh, n * n, m, end);
-    for (int64_t i = 0; i < n; ++i) {
-      const int32_t* place = places + i * kLanes<T>;
-      for (int64_t j = 0; j < n; ++j) {
-        for (int part = 0; part < kParts<T>; ++part) {
-          const S x = numbers(g.row(i) + j)[part], y = numbers(g.row(i) + n + j)[part];
-          scatter(select(finite, x + zero, nan), place, n * kParts<T>, right.lane,
-                  j * kParts<T> + part);
-          scatter(select(finite, (part == 0 ? y : -y) + zero, nan), place, kParts<T>, left.lane,
-                  j * n * kParts<T> + part);
-        }
+    for (int64_t row = 0; row < g.rows_u.rows(); ++row) {
+      const int64_t j = row / kParts<T>, part = row % kParts<T>;
+      for (int64_t i = 0; i < n; ++i) {
+        const int32_t* place = places + i * kLanes<T>;
+        const S x = g.rows_u.at[row * g.rows_u.pitch() + i];
+        const S y = g.rows_v.at[row * g.rows_v.pitch() + i] * (part == 0 ? g.e[i] : -g.e[i]);
+        scatter(select(finite, x + zero, nan), place, kParts<T>, left.lane,
+                j * n * kParts<T> + part);
+        scatter(select(finite, y + zero, nan), place, n * kParts<T>, right.lane,
+                j * kParts<T> + part);
       }
     }
   }
+  info = select(finite, info, S(static_cast<R>(n)));
   for (int lane = 0; lane < std::min<int64_t>(kLanes<T>, end - m); ++lane) {
     p.info[m + lane] = static_cast<int32_t>(info.v[lane]);
-    const auto missing = static_cast<int64_t>(zeros.v[lane]);
-    if (p.vectors && missing > 0 && finite[lane]) {
-      complete(p.vh.at<T>(m + lane, n, n), n, n - missing);
-    }
   }
 }
 
@@ -61,7 +63,7 @@ Kernel<SvdProblem> kernel() {
   const auto run = [](const SvdProblem& p, int64_t begin, int64_t end, void* scratch) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
-      const auto g = SvdGroup<T>::in(scratch, p.n);
+      auto g = SvdGroup<T>::in(scratch, p.n);
       auto* places = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + g.bytes(p.n));
       for (int64_t m = begin; m < end; m += kLanes<T>) run_group<T>(p, g, places, m, end);
     });

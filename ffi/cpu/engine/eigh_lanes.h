@@ -61,11 +61,202 @@ JAX_BATCHED_INLINE Simd<R> copy_sign(Simd<R> a, Simd<R> b) {
 template <class R>
 inline constexpr R kNothing = sizeof(R) == sizeof(float) ? R(1e-18) : R(1e-150);
 
-// Rotations of a sweep: (c -s; s c) on rows i and i + 1.
+// Rotations of a sweep: columns i and i + 1 become c x + s y and c y - s x.
 template <class R>
 struct Turn {
   Simd<R> c, s;
 };
+
+// A square matrix whose columns are turned. Row i of it is a row here, or if it is complex two, of
+// real parts and of the others: what is real treats both alike.
+template <class T>
+struct TurningRows {
+  using R = Real<T>;
+  using P = Lanes<T>;
+  using S = Simd<R>;
+
+  S* at;
+  int64_t n;
+  int64_t pitch() const { return n | 1; }
+  int64_t rows() const { return n * kParts<T>; }
+  static int64_t bytes(int64_t n) {
+    return static_cast<int64_t>(sizeof(S)) * n * kParts<T> * (n | 1);
+  }
+
+  JAX_BATCHED_INLINE P get(int64_t i, int64_t j) const {
+    if constexpr (kIsComplex<T>) {
+      return {at[2 * i * pitch() + j], at[(2 * i + 1) * pitch() + j]};
+    } else {
+      return at[i * pitch() + j];
+    }
+  }
+  JAX_BATCHED_INLINE void set(int64_t i, int64_t j, P x) const {
+    if constexpr (kIsComplex<T>) {
+      at[2 * i * pitch() + j] = x.re;
+      at[(2 * i + 1) * pitch() + j] = x.im;
+    } else {
+      at[i * pitch() + j] = x;
+    }
+  }
+
+  // H_0 ... H_(n-1-first), from the last one on: H_k = I - tau_k v v^H, where v_i is 1 for
+  // i = first + k and vector(i, k) below.
+  template <class F>
+  void form(int64_t first, const P* taus, F vector) const {
+    std::fill(at, at + rows() * pitch(), S(R(0)));
+    for (int64_t i = 0; i < n; ++i) set(i, i, broadcast(T(R(1))));
+    for (int64_t k = n - 1 - first; k >= 0; --k) {
+      const int64_t top = first + k;
+      const auto tile = [&](auto size, int64_t j) JAX_BATCHED_INLINED {
+        P sum[size];
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = get(top, j + t); });
+        for (int64_t i = top + 1; i < n; ++i) {
+          const P factor = -conj(vector(i, k));
+          unrolled<size>([&](auto t)
+                             JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, get(i, j + t)); });
+        }
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
+          sum[t] = product(taus[k], sum[t]);
+          set(top, j + t, get(top, j + t) - sum[t]);
+        });
+        for (int64_t i = top + 1; i < n; ++i) {
+          const P factor = vector(i, k);
+          unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
+            set(i, j + t, sub_mul(get(i, j + t), factor, sum[t]));
+          });
+        }
+      };
+      constexpr int kColumns = kIsComplex<T> ? 4 : 8;
+      int64_t j = top;
+      for (; j + kColumns <= n; j += kColumns) tile(std::integral_constant<int, kColumns>{}, j);
+      for (; j < n; ++j) tile(std::integral_constant<int, 1>{}, j);
+    }
+  }
+
+  // Times the rotations of two sweeps, both over the columns 0, ..., end.
+  void turn(const Turn<R>* first, const Turn<R>* second, int64_t end) const {
+    constexpr int kRows = 4;
+    int64_t i = 0;
+    for (; i + kRows <= rows(); i += kRows) turn_some<kRows>(at + i * pitch(), first, second, end);
+    for (; i < rows(); ++i) turn_some<1>(at + i * pitch(), first, second, end);
+  }
+
+ private:
+  static JAX_BATCHED_INLINE void turned(const Turn<R>& by, S& x, S& y) {
+    const S sum = sub_mul(by.c * x, -by.s, y);
+    y = sub_mul(by.c * y, by.s, x);
+    x = sum;
+  }
+  // The second sweep follows the first one by one column: column i passes from one to the other in
+  // a register.
+  template <int kRows>
+  JAX_BATCHED_INLINE void turn_some(S* row, const Turn<R>* first, const Turn<R>* second,
+                                    int64_t end) const {
+    S one[kRows], other[kRows];  // the columns that the sweeps take along
+    unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
+      other[r] = row[r * pitch()];
+      one[r] = row[r * pitch() + 1];
+      turned(first[0], other[r], one[r]);
+    });
+    for (int64_t i = 1; i < end; ++i) {
+      const Turn<R> leading = first[i], trailing = second[i - 1];
+      unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
+        S next = row[r * pitch() + i + 1];
+        turned(leading, one[r], next);
+        turned(trailing, other[r], one[r]);
+        row[r * pitch() + i - 1] = other[r];
+        other[r] = one[r];
+        one[r] = next;
+      });
+    }
+    unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
+      turned(second[end - 1], other[r], one[r]);
+      row[r * pitch() + end - 1] = other[r];
+      row[r * pitch() + end] = one[r];
+    });
+  }
+};
+
+// Two sweeps of rotations, which are applied together.
+template <class T>
+struct PairOfSweeps {
+  using R = Real<T>;
+
+  Turn<R>* turns[2];
+  int64_t ends[2] = {0, 0};
+  int count = 0;
+
+  JAX_BATCHED_INLINE Turn<R>* next() const { return turns[count]; }
+  // The next sweep is there, down to row `end`.
+  void take(const TurningRows<T>& rows, int64_t end) {
+    ends[count++] = end;
+    if (count == 2) apply(rows);
+  }
+  // What is there: a sweep that is shorter, or missing, is continued by identities.
+  void apply(const TurningRows<T>& rows) {
+    if (count == 0) return;
+    const int64_t end = std::max(ends[0], ends[1]);
+    const Turn<R> identity{Simd<R>(R(1)), Simd<R>(R(0))};
+    for (int i : {0, 1}) std::fill(turns[i] + ends[i], turns[i] + end, identity);
+    rows.turn(turns[0], turns[1], end);
+    ends[0] = ends[1] = 0;
+    count = 0;
+  }
+};
+
+// Sweeps for each row, at most.
+inline constexpr int64_t kMaxSweeps = 30;
+
+// x, 0 where the mask says.
+template <class R>
+JAX_BATCHED_INLINE Simd<R> unless(typename Simd<R>::Mask mask, Simd<R> x) {
+  return typename Simd<R>::Vector(~mask & typename Simd<R>::Mask(x.v));
+}
+
+// The rotation that takes (x, y) to (r, 0), which is returned; the identity where y is nothing.
+template <class R>
+JAX_BATCHED_INLINE Simd<R> rotation(Simd<R> x, Simd<R> y, Turn<R>* by) {
+  using Mask = typename Simd<R>::Mask;
+  const Mask identity = ~Mask(absolute(y).v >= Simd<R>(kNothing<R>).v);
+  const Simd<R> one(R(1));
+  const Simd<R> r = sqrt(-sub_mul(-(x * x), y, y));
+  const Simd<R> inverse = one / r;
+  by->c = select(identity, one, x * inverse);
+  by->s = unless(identity, y * inverse);
+  return select(identity, x, r);
+}
+
+// Of each lane, the row below its last number that is not zero, and the last one of all lanes.
+template <class R>
+struct LastRows {
+  int64_t row[Simd<R>::kSize];
+  int64_t end = 0;
+
+  explicit LastRows(int64_t n) { std::fill(row, row + Simd<R>::kSize, n - 1); }
+  void update(const Simd<R>* e) {
+    end = 0;
+    for (int lane = 0; lane < Simd<R>::kSize; ++lane) {
+      while (row[lane] > 0 && e[row[lane] - 1].v[lane] == R(0)) --row[lane];
+      end = std::max(end, row[lane]);
+    }
+  }
+  // What a lane has `before` rows before its last one, 0 beyond the first.
+  Simd<R> of(const Simd<R>* numbers, int64_t before) const {
+    Simd<R> found(R(0));
+    for (int lane = 0; lane < Simd<R>::kSize; ++lane) {
+      if (row[lane] >= before) found.v[lane] = numbers[row[lane] - before].v[lane];
+    }
+    return found;
+  }
+};
+
+// How many of the n numbers are not zero.
+template <class R>
+Simd<R> count_nonzero(const Simd<R>* numbers, int64_t n) {
+  Simd<R> count(R(0));
+  for (int64_t i = 0; i < n; ++i) count = count + unless(is_zero(numbers[i]), Simd<R>(R(1)));
+  return count;
+}
 
 template <class T>
 struct EighGroup {
@@ -74,40 +265,34 @@ struct EighGroup {
   using S = Simd<R>;
   using Mask = typename S::Mask;
 
-  static constexpr int64_t kMaxSweeps = 30;  // for each row
-
   int64_t n;
-  int64_t pitch;    // of A
-  int64_t pitch_q;  // of Q
+  int64_t pitch;  // of A
   P* a;             // n x n: below the subdiagonal the vectors of reflections
   P* taus;
   P* v;
   P* w;
   S* d;  // n: the diagonal of T
   S* e;  // n: e_i is right of and below d_i
-  // Q: row i of it is row i, or of a complex one row 2 i its real parts and 2 i + 1 the others.
-  S* q;
-  Turn<R>* turns[2];  // of two sweeps
+  TurningRows<T> q;
+  PairOfSweeps<T> sweeps;
 
   static int64_t bytes(int64_t n) {
-    const int64_t matrices = n * GroupMatrix<T>::pitch(n) + n * kParts<T> * (n | 1);
-    return static_cast<int64_t>(sizeof(P)) * (matrices + 3 * n) +
-           static_cast<int64_t>(sizeof(S)) * 6 * (n + 1);
+    return static_cast<int64_t>(sizeof(P)) * n * (GroupMatrix<T>::pitch(n) + 3) +
+           static_cast<int64_t>(sizeof(S)) * 6 * n + TurningRows<T>::bytes(n);
   }
   static EighGroup in(void* scratch, int64_t n) {
     EighGroup group;
     group.n = n;
     group.pitch = GroupMatrix<T>::pitch(n);
-    group.pitch_q = n | 1;
     group.a = static_cast<P*>(scratch);
     group.taus = group.a + n * group.pitch;
     group.v = group.taus + n;
     group.w = group.v + n;
     group.d = numbers(group.w + n);
-    group.e = group.d + n + 1;
-    group.turns[0] = reinterpret_cast<Turn<R>*>(group.e + n + 1);
-    group.turns[1] = group.turns[0] + n + 1;
-    group.q = reinterpret_cast<S*>(group.turns[1] + n + 1);
+    group.e = group.d + n;
+    group.sweeps.turns[0] = reinterpret_cast<Turn<R>*>(group.e + n);
+    group.sweeps.turns[1] = group.sweeps.turns[0] + n;
+    group.q = {reinterpret_cast<S*>(group.sweeps.turns[1] + n), n};
     return group;
   }
 
@@ -199,105 +384,34 @@ struct EighGroup {
     e[n - 1] = S(R(0));
   }
 
-  // Q = H_0 ... H_(n-2), from the last one on.
+  // Q = H_0 ... H_(n-2).
   void form() const {
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t j = 0; j < n; ++j) set_q(i, j, broadcast(T(R(i == j ? 1 : 0))));
-    }
-    constexpr int kColumns = kIsComplex<T> ? 4 : 8;
-    for (int64_t k = n - 2; k >= 0; --k) {
-      const P tau = taus[k];
-      const auto tile = [&](auto size, int64_t j) JAX_BATCHED_INLINED {
-        P sum[size];
-        unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = get_q(k + 1, j + t); });
-        for (int64_t i = k + 2; i < n; ++i) {
-          const P factor = -conj(at(i, k));
-          unrolled<size>([&](auto t)
-                             JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, get_q(i, j + t)); });
-        }
-        unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
-          sum[t] = product(tau, sum[t]);
-          set_q(k + 1, j + t, get_q(k + 1, j + t) - sum[t]);
-        });
-        for (int64_t i = k + 2; i < n; ++i) {
-          const P factor = at(i, k);
-          unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
-            set_q(i, j + t, sub_mul(get_q(i, j + t), factor, sum[t]));
-          });
-        }
-      };
-      int64_t j = k + 1;
-      for (; j + kColumns <= n; j += kColumns) tile(std::integral_constant<int, kColumns>{}, j);
-      for (; j < n; ++j) tile(std::integral_constant<int, 1>{}, j);
-    }
+    q.form(1, taus, [this](int64_t i, int64_t k) JAX_BATCHED_INLINED { return at(i, k); });
   }
 
   // T becomes diagonal, and with kVectors Q takes its rotations. Returns how many off-diagonal
   // elements did not converge.
   template <bool kVectors>
-  S diagonalise() const {
-    const S zero(R(0));
-    S negligible = zero;
+  S diagonalise() {
+    S negligible(R(0));
     for (int64_t i = 0; i < n; ++i) negligible = larger(negligible, absolute(d[i]) + absolute(e[i]));
     negligible = negligible * S(std::numeric_limits<R>::epsilon());
     for (int64_t i = 0; i < n; ++i) e[i] = unless(absolute(e[i]).v <= negligible.v, e[i]);
-    int64_t last[kLanes<T>];  // the row below a lane's last element that is not zero
-    std::fill(last, last + kLanes<T>, n - 1);
-    int64_t pending = 0, rows[2] = {0, 0};
+    LastRows<R> last(n);
     for (int64_t sweep = 0; sweep < kMaxSweeps * n; ++sweep) {
-      S below = zero, above = zero, between = zero;
-      int64_t end = 0;
-      for (int lane = 0; lane < kLanes<T>; ++lane) {
-        int64_t& row = last[lane];
-        while (row > 0 && e[row - 1].v[lane] == R(0)) --row;
-        end = std::max(end, row);
-        const int64_t before = std::max<int64_t>(row - 1, 0);
-        below.v[lane] = d[row].v[lane];
-        above.v[lane] = d[before].v[lane];
-        between.v[lane] = row > 0 ? e[before].v[lane] : R(0);
-      }
-      if (end == 0) break;
-      sweep_down(shift(above, below, between), negligible, end, turns[pending]);
-      if constexpr (kVectors) {
-        rows[pending++] = end;
-        if (pending == 2) {
-          turn_rows(rows[0], rows[1]);
-          pending = 0;
-        }
-      }
+      last.update(e);
+      if (last.end == 0) break;
+      sweep_down(shift(last.of(d, 1), last.of(d, 0), last.of(e, 1)), negligible, last.end,
+                 sweeps.next());
+      if constexpr (kVectors) sweeps.take(q, last.end);
     }
-    if constexpr (kVectors) {
-      if (pending == 1) turn_rows(rows[0], 0);
-    }
-    S count = zero;
-    for (int64_t i = 0; i < n; ++i) count = count + select(is_zero(e[i]), zero, S(R(1)));
-    return count;
+    if constexpr (kVectors) sweeps.apply(q);
+    return count_nonzero(e, n);
   }
 
  private:
   static JAX_BATCHED_INLINE void set_real(S& x, S value) { x = value; }
   static JAX_BATCHED_INLINE void set_real(Complex<S>& x, S value) { x.re = value; }
-
-  // x, 0 where the mask says.
-  static JAX_BATCHED_INLINE S unless(Mask mask, S x) {
-    return typename S::Vector(~mask & Mask(x.v));
-  }
-
-  JAX_BATCHED_INLINE P get_q(int64_t i, int64_t j) const {
-    if constexpr (kIsComplex<T>) {
-      return {q[2 * i * pitch_q + j], q[(2 * i + 1) * pitch_q + j]};
-    } else {
-      return q[i * pitch_q + j];
-    }
-  }
-  JAX_BATCHED_INLINE void set_q(int64_t i, int64_t j, P x) const {
-    if constexpr (kIsComplex<T>) {
-      q[2 * i * pitch_q + j] = x.re;
-      q[(2 * i + 1) * pitch_q + j] = x.im;
-    } else {
-      q[i * pitch_q + j] = x;
-    }
-  }
 
   Tail<R> tail(int64_t k, S by) const {
     S sums[kSquareSums];
@@ -332,25 +446,18 @@ struct EighGroup {
   }
 
   // One sweep of implicit QR over rows 0, ..., end.
-  void sweep_down(S shift, S negligible, int64_t end, Turn<R>* turn) const {
-    const S zero(R(0)), one(R(1)), two(R(2)), nothing(kNothing<R>);
-    S c = one, s = one, p = zero;
+  void sweep_down(S shift, S negligible, int64_t end, Turn<R>* turns) const {
+    const S one(R(1)), two(R(2));
+    S c = one, s = one, p(R(0));
     S d_i = d[0], e_i = e[0];
     S g = d_i - shift;
     Mask begins = ~Mask{};  // whether row i is the first of its block
     for (int64_t i = 0; i < end; ++i) {
-      const S d_next = d[i + 1];
-      const S f = s * e_i, b = c * e_i;
-      const Mask identity = ~Mask(absolute(f).v >= nothing.v);
-      const S r = sqrt(-sub_mul(-(g * g), f, f));
-      const S inverse = one / r;
-      c = select(identity, one, g * inverse);
-      s = unless(identity, f * inverse);
-      turn[i] = {c, s};
-      if (i > 0) {
-        const S above = select(identity, g, r);
-        e[i - 1] = unless(begins | Mask(absolute(above).v <= negligible.v), above);
-      }
+      const S d_next = d[i + 1], b = c * e_i;
+      const S above = rotation(g, s * e_i, &turns[i]);
+      c = turns[i].c;
+      s = turns[i].s;
+      if (i > 0) e[i - 1] = unless(begins | Mask(absolute(above).v <= negligible.v), above);
       g = d_i - p;
       const S twice = -sub_mul(-((d_next - g) * s), two * c, b);
       p = s * twice;
@@ -366,52 +473,6 @@ struct EighGroup {
     }
     d[end] = d_i - p;
     e[end - 1] = unless(begins | Mask(absolute(g).v <= negligible.v), g);
-  }
-
-  // Rows of Q times the rotations of two sweeps, over the columns 0, ..., ends.
-  void turn_rows(int64_t first_end, int64_t second_end) const {
-    // A sweep that is shorter ends with identities.
-    const int64_t end = std::max(first_end, second_end);
-    const Turn<R> identity{S(R(1)), S(R(0))};
-    std::fill(turns[0] + first_end, turns[0] + end, identity);
-    std::fill(turns[1] + second_end, turns[1] + end, identity);
-    constexpr int kRows = 4;
-    const int64_t rows = n * kParts<T>;
-    int64_t i = 0;
-    for (; i + kRows <= rows; i += kRows) turn_some<kRows>(q + i * pitch_q, end);
-    for (; i < rows; ++i) turn_some<1>(q + i * pitch_q, end);
-  }
-  static JAX_BATCHED_INLINE void turned(const Turn<R>& by, S& x, S& y) {
-    const S sum = sub_mul(by.c * x, -by.s, y);
-    y = sub_mul(by.c * y, by.s, x);
-    x = sum;
-  }
-  // The second sweep follows the first one by one column: q_i passes from one to the other in a
-  // register.
-  template <int kRows>
-  JAX_BATCHED_INLINE void turn_some(S* row, int64_t end) const {
-    S one[kRows], other[kRows];  // the column that a sweep takes along
-    unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
-      other[r] = row[r * pitch_q];
-      one[r] = row[r * pitch_q + 1];
-      turned(turns[0][0], other[r], one[r]);
-    });
-    for (int64_t i = 1; i < end; ++i) {
-      const Turn<R> first = turns[0][i], second = turns[1][i - 1];
-      unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
-        S next = row[r * pitch_q + i + 1];
-        turned(first, one[r], next);
-        turned(second, other[r], one[r]);
-        row[r * pitch_q + i - 1] = other[r];
-        other[r] = one[r];
-        one[r] = next;
-      });
-    }
-    unrolled<kRows>([&](auto r) JAX_BATCHED_INLINED {
-      turned(turns[1][end - 1], other[r], one[r]);
-      row[r * pitch_q + end - 1] = other[r];
-      row[r * pitch_q + end] = one[r];
-    });
   }
 };
 

@@ -1,8 +1,8 @@
-// Singular value decompositions of a group of square matrices, one per lane, by one-sided Jacobi.
+// Singular value decompositions of a group of square matrices, one per lane.
 //
-// Rotations of two rows after the other, U^H A, make the rows orthogonal: U^H A = diag(s) V^H. The
-// rows of U^H, the identity at first, lie behind those of A and turn with them. Rows that are
-// orthogonal in a lane stay as they are there, to the bit.
+// A = U B V^H with a real upper bidiagonal B by Householder reflections from both sides, then
+// implicit QR on B (Golub and Kahan), whose rotations are applied to the columns of U and V. All
+// lanes make the same sweeps, as in eigh_lanes.h.
 #pragma once
 
 #include "ffi/cpu/engine/eigh_lanes.h"
@@ -16,174 +16,247 @@ struct SvdGroup {
   using S = Simd<R>;
   using Mask = typename S::Mask;
 
-  static constexpr bool kIsFloat = sizeof(R) == sizeof(float);
-  static constexpr int kMaxSweeps = 40;
-  static constexpr R kZeroSquares = kIsFloat ? R(1e-30) : R(1e-250);  // of a row that is zero
-  // Sums of squares below kSmall are multiplied with kUp where their squares are needed.
-  static constexpr R kSmall = kIsFloat ? R(0x1p-30) : R(0x1p-300);
-  static constexpr R kUp = kIsFloat ? R(0x1p60) : R(0x1p500);
-
   int64_t n;
-  int64_t pitch;  // of rows of A and U^H
+  int64_t pitch;  // of A
+  // n x n: below the diagonal, and right of what is beside it, the vectors of reflections.
   P* a;
-  S* minus;  // n: -s
+  P* left;   // n: the factors of these
+  P* right;  // n
+  P* v;      // n
+  S* d;      // n: the diagonal of B
+  S* e;      // n: e_i is right of d_i
+  TurningRows<T> rows_u, rows_v;
+  PairOfSweeps<T> of_u, of_v;
 
-  static int64_t row_pitch(int64_t n) { return 2 * n | 1; }
   static int64_t bytes(int64_t n) {
-    return static_cast<int64_t>(sizeof(P)) * n * row_pitch(n) +
-           static_cast<int64_t>(sizeof(S)) * n;
+    return static_cast<int64_t>(sizeof(P)) * n * (GroupMatrix<T>::pitch(n) + 3) +
+           static_cast<int64_t>(sizeof(S)) * 10 * n + 2 * TurningRows<T>::bytes(n);
   }
   static SvdGroup in(void* scratch, int64_t n) {
     SvdGroup group;
     group.n = n;
-    group.pitch = row_pitch(n);
+    group.pitch = GroupMatrix<T>::pitch(n);
     group.a = static_cast<P*>(scratch);
-    group.minus = numbers(group.a + n * group.pitch);
+    group.left = group.a + n * group.pitch;
+    group.right = group.left + n;
+    group.v = group.right + n;
+    group.d = numbers(group.v + n);
+    group.e = group.d + n;
+    auto* turns = reinterpret_cast<Turn<R>*>(group.e + n);
+    for (int i : {0, 1}) {
+      group.of_u.turns[i] = turns + 2 * i * n;
+      group.of_v.turns[i] = turns + (2 * i + 1) * n;
+    }
+    group.rows_u = {reinterpret_cast<S*>(turns + 4 * n), n};
+    group.rows_v = {group.rows_u.at + group.rows_u.rows() * group.rows_u.pitch(), n};
     return group;
   }
 
-  JAX_BATCHED_INLINE P* row(int64_t i) const { return a + i * pitch; }
+  JAX_BATCHED_INLINE P& at(int64_t i, int64_t j) const { return a[i * pitch + j]; }
 
-  // Scales A and sets U^H to the identity. Returns where A is finite; elsewhere it becomes zero.
-  Mask prepare(bool vectors, PowersOfTwo<R>* scales) const {
+  // Scales A. Returns where it is finite; elsewhere it becomes zero.
+  Mask prepare(PowersOfTwo<R>* scales) const {
     S largest(R(0));
     Mask finite = ~Mask{};
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        finite &= is_finite(row(i)[j]);
-        largest = larger(largest, largest_part(row(i)[j]));
+        finite &= is_finite(at(i, j));
+        largest = larger(largest, largest_part(at(i, j)));
       }
     }
     *scales = normalising(select(finite, largest, S(R(1))));
-    const P zero = broadcast(T(R(0)));
     for (int64_t i = 0; i < n; ++i) {
       for (int64_t j = 0; j < n; ++j) {
-        row(i)[j] = select(finite, scale(row(i)[j], scales->by), zero);
-        if (vectors) row(i)[n + j] = broadcast(T(R(i == j ? 1 : 0)));
+        at(i, j) = select(finite, scale(at(i, j), scales->by), broadcast(T(R(0))));
       }
     }
     return finite;
   }
 
-  // Returns how many pairs of rows the last sweep turned: 0 where they are orthogonal.
-  S orthogonalise(bool vectors) const {
-    S turns(R(0));
-    for (int sweep = 0; sweep < kMaxSweeps; ++sweep) {
-      turns = S(R(0));
-      for (int64_t i = 0; i < n; ++i) {
-        for (int64_t j = i + 1; j < n; ++j) {
-          const Mask needed = turn(row(i), row(j), vectors ? 2 * n : n);
-          turns = turns + select(needed, S(R(1)), S(R(0)));
-        }
+  // H_(n-1)^H ... H_0^H A G_0 ... G_(n-2) = B. H_k = I - tau v v^H with v_k = 1 eliminates column k,
+  // and G_k, of the same form with v_(k+1) = 1, the rest of row k.
+  void bidiagonalise() const {
+    for (int64_t k = 0; k < n; ++k) {
+      const auto h = reflection<T>(at(k, k), [&](S by) {
+        return tail(k + 1, by, [&](int64_t i) JAX_BATCHED_INLINED { return at(i, k); });
+      });
+      d[k] = real(h.beta);
+      left[k] = h.tau;
+      for (int64_t i = k + 1; i < n; ++i) {
+        at(i, k) = product(scale(at(i, k), h.scale), h.factor);
       }
-      if (!any(~is_zero(turns))) break;
+      reflect_columns(k);
+      e[k] = S(R(0));
+      right[k] = broadcast(T(R(0)));
+      if (k + 1 == n) break;
+      const auto g = reflection<T>(conj(at(k, k + 1)), [&](S by) {
+        return tail(k + 2, by, [&](int64_t j) JAX_BATCHED_INLINED { return at(k, j); });
+      });
+      e[k] = real(g.beta);
+      right[k] = g.tau;
+      v[k + 1] = broadcast(T(R(1)));
+      for (int64_t j = k + 2; j < n; ++j) {
+        v[j] = product(scale(conj(at(k, j)), g.scale), g.factor);
+        at(k, j) = v[j];
+      }
+      reflect_rows(k);
     }
-    return turns;
   }
 
-  // The rows of A become those of V^H. Returns how many are zero.
-  S normalise(bool vectors) const {
-    S zeros(R(0));
+  void form() const {
+    rows_u.form(0, left, [this](int64_t i, int64_t k) JAX_BATCHED_INLINED { return at(i, k); });
+    rows_v.form(1, right, [this](int64_t i, int64_t k) JAX_BATCHED_INLINED { return at(k, i); });
+  }
+
+  // B becomes diagonal, and with kVectors U and V take its rotations. Returns how many off-diagonal
+  // elements did not converge.
+  template <bool kVectors>
+  S diagonalise() {
+    S largest(R(0));
+    for (int64_t i = 0; i < n; ++i) largest = larger(largest, absolute(d[i]) + absolute(e[i]));
+    const S negligible = largest * S(std::numeric_limits<R>::epsilon());
     for (int64_t i = 0; i < n; ++i) {
-      S squares(R(0));
-      for (int64_t k = 0; k < n; ++k) squares = minus_squares(squares, row(i)[k]);
-      squares = -squares;
-      const Mask is_nothing = ~Mask(squares.v > S(kZeroSquares).v);
-      const S norm = sqrt(squares);
-      zeros = zeros + select(is_nothing, S(R(1)), S(R(0)));
-      minus[i] = select(is_nothing, S(R(0)), -norm);
-      if (!vectors) continue;
-      const S inverse = select(is_nothing, S(R(0)), S(R(1)) / norm);
-      for (int64_t k = 0; k < n; ++k) row(i)[k] = scale(row(i)[k], inverse);
+      e[i] = unless(absolute(e[i]).v <= negligible.v, e[i]);
+      // A zero on the diagonal beside what is not would split B^H B, but not B.
+      const S least = copy_sign(S(R(0.125)) * negligible, d[i]);
+      d[i] = select(~is_zero(e[i]) & Mask(absolute(d[i]).v < absolute(least).v), least, d[i]);
     }
-    return zeros;
+    LastRows<R> last(n);
+    for (int64_t sweep = 0; sweep < kMaxSweeps * n; ++sweep) {
+      last.update(e);
+      if (last.end == 0) break;
+      const S shift = smaller_value(last.of(d, 1), last.of(e, 1), last.of(d, 0));
+      sweep_down(shift, negligible, last.end, of_u.next(), of_v.next());
+      if constexpr (kVectors) {
+        of_u.take(rows_u, last.end);
+        of_v.take(rows_v, last.end);
+      }
+    }
+    if constexpr (kVectors) {
+      of_u.apply(rows_u);
+      of_v.apply(rows_v);
+    }
+    return count_nonzero(e, n);
   }
 
  private:
-  // Turns rows x and y, of `count` numbers, where the first n of them are not orthogonal, which is
-  // returned: with g = y^H x and tan(2 t) = 2 |g| / (y^H y - x^H x), x' = c x - s y and
-  // y' = conj(s) x + c y, where c = cos(t) and s = sin(t) g / |g|. With r = s / (1 + c), so that
-  // c = 1 - s conj(r), x' = x - s (y + conj(r) x) and y' = y + conj(s) (x - r y): a small s keeps
-  // all of its digits, where c would be 1.
-  JAX_BATCHED_INLINE Mask turn(P* x, P* y, int64_t count) const {
-    const S zero(R(0)), one(R(1)), two(R(2));
-    S x_x = zero, y_y = zero;
-    P g = broadcast(T(R(0)));
-    for (int64_t k = 0; k < n; ++k) {
-      x_x = minus_squares(x_x, x[k]);
-      y_y = minus_squares(y_y, y[k]);
-      g = sub_mul(g, x[k], conj(y[k]));
+  // Of the numbers x(begin), ...
+  template <class F>
+  Tail<R> tail(int64_t begin, S by, F x) const {
+    S sums[kSquareSums];
+    for (S& sum : sums) sum = S(R(0));
+    Mask nonzero = {};
+    const auto take = [&](S& sum, int64_t i) JAX_BATCHED_INLINED {
+      nonzero |= ~is_zero(x(i));
+      sum = minus_squares(sum, scale(x(i), by));
+    };
+    for (; begin + kSquareSums <= n; begin += kSquareSums) {
+      unrolled<kSquareSums>([&](auto s) JAX_BATCHED_INLINED { take(sums[s], begin + s); });
     }
-    x_x = -x_x;
-    y_y = -y_y;
-    g = -g;
-    S size = magnitude(g);
-    const S least = S(4 * std::numeric_limits<R>::epsilon()) * sqrt(x_x) * sqrt(y_y);
-    const S nothing(kZeroSquares);
-    const Mask needed = Mask(size.v > least.v) & Mask(x_x.v > nothing.v) & Mask(y_y.v > nothing.v);
-    if (!any(needed)) return needed;
-    S difference = y_y - x_x;
-    const S up = select(larger(x_x, y_y).v < S(kSmall).v, S(kUp), one);
-    const S twice = two * size * up;
-    difference = difference * up;
-    const S root = sqrt(-sub_mul(-(difference * difference), twice, twice));
-    const S tangent = copy_sign(twice / (absolute(difference) + root), difference);
-    const S cosine = one / sqrt(-sub_mul(-one, tangent, tangent));
-    const P s = select(needed, scale(direction(g, size), tangent * cosine), broadcast(T(R(0))));
-    const P r = scale(s, one / (one + select(needed, cosine, one)));
-    const P minus_s = -conj(s), minus_r = -conj(r);
-    for (int64_t k = 0; k < count; ++k) {
-      const P x_k = x[k], y_k = y[k];
-      x[k] = sub_mul(x_k, s, sub_mul(y_k, minus_r, x_k));
-      y[k] = sub_mul(y_k, minus_s, sub_mul(x_k, r, y_k));
+    for (int s = 0; begin < n; ++begin, ++s) take(sums[s], begin);
+    return {-((sums[0] + sums[1]) + (sums[2] + sums[3])), nonzero};
+  }
+
+  // Columns right of k less conj(tau) v v^H A, with v of H_k.
+  void reflect_columns(int64_t k) const {
+    const P tau = conj(left[k]);
+    const auto tile = [&](auto size, int64_t j) JAX_BATCHED_INLINED {
+      P sum[size];
+      unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = at(k, j + t); });
+      for (int64_t i = k + 1; i < n; ++i) {
+        const P factor = -conj(at(i, k));
+        unrolled<size>([&](auto t)
+                           JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, at(i, j + t)); });
+      }
+      unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
+        sum[t] = product(tau, sum[t]);
+        at(k, j + t) = at(k, j + t) - sum[t];
+      });
+      for (int64_t i = k + 1; i < n; ++i) {
+        const P factor = at(i, k);
+        unrolled<size>([&](auto t)
+                           JAX_BATCHED_INLINED { at(i, j + t) = sub_mul(at(i, j + t), factor, sum[t]); });
+      }
+    };
+    constexpr int kColumns = kQrColumns<T>;
+    int64_t j = k + 1;
+    for (; j + kColumns <= n; j += kColumns) tile(std::integral_constant<int, kColumns>{}, j);
+    for (; j < n; ++j) tile(std::integral_constant<int, 1>{}, j);
+  }
+  // Rows below k less tau A v v^H, with v of G_k.
+  void reflect_rows(int64_t k) const {
+    const auto tile = [&](auto size, int64_t i) JAX_BATCHED_INLINED {
+      P sum[size];
+      unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = broadcast(T(R(0))); });
+      for (int64_t j = k + 1; j < n; ++j) {
+        const P factor = -v[j];
+        unrolled<size>([&](auto t)
+                           JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], at(i + t, j), factor); });
+      }
+      unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = product(right[k], sum[t]); });
+      for (int64_t j = k + 1; j < n; ++j) {
+        const P factor = conj(v[j]);
+        unrolled<size>([&](auto t)
+                           JAX_BATCHED_INLINED { at(i + t, j) = sub_mul(at(i + t, j), sum[t], factor); });
+      }
+    };
+    int64_t i = k + 1;
+    for (; i + 4 <= n; i += 4) tile(std::integral_constant<int, 4>{}, i);
+    for (; i < n; ++i) tile(std::integral_constant<int, 1>{}, i);
+  }
+
+  // The smaller singular value of (f g; 0 h).
+  static S smaller_value(S f, S g, S h) {
+    f = absolute(f);
+    g = absolute(g);
+    h = absolute(h);
+    const S high = larger(f, h), low = select(h.v < f.v, h, f);
+    const S scale = S(R(1)) / larger(larger(high, g), S(kNothing<R>));
+    const S sum = (high + low) * scale, difference = (high - low) * scale, beside = g * scale;
+    const S squares = beside * beside;
+    const S roots = sqrt(sum * sum + squares) + sqrt(difference * difference + squares);
+    return S(R(2)) * low * (high * scale) / larger(roots, S(kNothing<R>));
+  }
+
+  // (|d| - shift) (sign(d) + shift / d): what d - shift^2 / d is, without loss of digits.
+  static S shifted(S d, S shift) {
+    const S sum = copy_sign(S(R(1)), d) + shift / d;
+    return unless(is_zero(d), (absolute(d) - shift) * sum);
+  }
+
+  // One sweep of implicit QR over rows 0, ..., end.
+  void sweep_down(S shift, S negligible, int64_t end, Turn<R>* of_u, Turn<R>* of_v) const {
+    S d_i = d[0], e_i = e[0];
+    S y = shifted(d_i, shift), z = e_i;
+    Mask begins = ~Mask{};  // whether row i is the first of its block
+    for (int64_t i = 0; i < end; ++i) {
+      const S above = rotation(y, z, &of_v[i]);
+      if (i > 0) e[i - 1] = unless(begins | Mask(absolute(above).v <= negligible.v), above);
+      begins = is_zero(e[i]);
+      const S c = of_v[i].c, s = of_v[i].s;
+      S d_next = d[i + 1];
+      y = sub_mul(c * d_i, -s, e_i);
+      e_i = sub_mul(c * e_i, s, d_i);
+      z = s * d_next;
+      d_next = c * d_next;
+      d[i] = rotation(y, z, &of_u[i]);
+      const S c_u = of_u[i].c, s_u = of_u[i].s;
+      y = sub_mul(c_u * e_i, -s_u, d_next);
+      d_i = sub_mul(c_u * d_next, s_u, e_i);
+      const S e_next = e[i + 1];
+      z = s_u * e_next;
+      e_i = c_u * e_next;
+      if (i + 1 < end) {
+        e[i] = y;
+        if (any(begins)) {
+          y = select(begins, shifted(d_i, shift), y);
+          z = select(begins, e_next, z);
+        }
+      }
     }
-    return needed;
-  }
-  static JAX_BATCHED_INLINE S magnitude(S g) { return absolute(g); }
-  static JAX_BATCHED_INLINE S magnitude(Complex<S> g) {
-    const S large = larger(absolute(g.re), absolute(g.im));
-    const S up = select(large.v < S(kSmall).v, S(kUp), S(R(1)));
-    const S re = g.re * up, im = g.im * up;
-    return sqrt(-sub_mul(-(re * re), im, im)) / up;
-  }
-  static JAX_BATCHED_INLINE S direction(S g, S) { return copy_sign(S(R(1)), g); }
-  static JAX_BATCHED_INLINE Complex<S> direction(Complex<S> g, S size) {
-    return {g.re / size, g.im / size};
+    d[end] = d_i;
+    e[end - 1] = unless(begins | Mask(absolute(y).v <= negligible.v), y);
   }
 };
-
-// Rows `first`, ... of an n x n matrix whose rows before are orthonormal: of the unit vectors the
-// farthest from these, less its share of them, twice.
-template <class T>
-void complete(T* rows, int64_t n, int64_t first) {
-  using R = Real<T>;
-  const auto dot = [n](const T* x, const T* y) {
-    T sum = T(R(0));
-    for (int64_t k = 0; k < n; ++k) sum = sub_mul_conj(sum, -y[k], x[k]);
-    return sum;
-  };
-  for (int64_t i = first; i < n; ++i) {
-    int64_t farthest = 0;
-    R least = kInfinity<R>;
-    for (int64_t k = 0; k < n; ++k) {
-      R squares = 0;
-      for (int64_t j = 0; j < i; ++j) squares -= minus_squares(R(0), rows[j * n + k]);
-      if (squares < least) {
-        least = squares;
-        farthest = k;
-      }
-    }
-    T* row = rows + i * n;
-    for (int64_t k = 0; k < n; ++k) row[k] = T(R(k == farthest));
-    for (int pass = 0; pass < 2; ++pass) {
-      for (int64_t j = 0; j < i; ++j) {
-        const T share = dot(rows + j * n, row);
-        for (int64_t k = 0; k < n; ++k) row[k] = sub_mul(row[k], share, rows[j * n + k]);
-      }
-      const R norm = std::sqrt(real(dot(row, row)));
-      for (int64_t k = 0; k < n; ++k) row[k] = jax_batched::scale(row[k], R(1) / norm);
-    }
-  }
-}
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA
