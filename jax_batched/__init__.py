@@ -17,6 +17,7 @@ from jax_batched.lstsq import LstsqResult, lstsq  # noqa: E402
 from jax_batched.lu import lu, lu_factor, lu_solve  # noqa: E402
 from jax_batched.memory import keep_freed_memory  # noqa: E402
 from jax_batched.override import LinalgOverride, override_jax_linalg  # noqa: E402
+from jax_batched.pinv import PolarResult, matrix_rank, pinv, polar  # noqa: E402
 from jax_batched.qr import QRResult, householder_product, qr, qr_multiply  # noqa: E402
 from jax_batched.refined_solve import RefinementInfo, refined_solve  # noqa: E402
 from jax_batched.solve import solve  # noqa: E402
@@ -30,6 +31,7 @@ __all__ = [
     "EighResult",
     "LinalgOverride",
     "LstsqResult",
+    "PolarResult",
     "QRResult",
     "RefinementInfo",
     "SVDResult",
@@ -52,7 +54,10 @@ __all__ = [
     "lu",
     "lu_factor",
     "lu_solve",
+    "matrix_rank",
     "override_jax_linalg",
+    "pinv",
+    "polar",
     "qr",
     "qr_multiply",
     "refined_solve",

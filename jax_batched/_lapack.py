@@ -56,9 +56,10 @@ def svd(a: Array, *, full_matrices: bool, compute_uv: bool) -> Sequence[Array]:
     """s, U and V^H; s alone without compute_uv."""
 
     def routine(a: Array) -> Sequence[Array]:
-        options = {"full_matrices": full_matrices, "compute_uv": compute_uv}
-        results = jax.lax.linalg.svd(a, **options)
-        return (results[1], results[0], results[2]) if compute_uv else (results,)
+        if not compute_uv:
+            return (jax.lax.linalg.svd(a, full_matrices=full_matrices, compute_uv=False),)
+        u, s, vh = jax.lax.linalg.svd(a, full_matrices=full_matrices, compute_uv=True)
+        return s, u, vh
 
     return _call(routine, a)
 

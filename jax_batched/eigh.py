@@ -13,9 +13,11 @@ from jax_batched import _checks, _lapack
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
 from jax_batched._matrix import (
     adjoint,
+    hermitian_from_triangle,
     hermitian_input,
     matmul,
     not_finite,
+    real_diagonal,
     real_dtype,
     reciprocals,
     spoilt,
@@ -120,8 +122,8 @@ def eigh(
     The derivative of the eigenvectors has 1 / (w_j - w_i). Where two eigenvalues count as equal it
     is replaced by 0. So derivatives are finite, and right for what depends on equal eigenvalues by
     symmetric functions of them and by the space of their eigenvectors. V f(W) V^H depends on more:
-    `eigh_function` has its derivative. With ``cluster_tol=0`` the rule is JAX's, with inf and NaN at
-    equal eigenvalues.
+    `eigh_function` has its derivative. With ``cluster_tol=0`` the rule is JAX's, with inf and NaN
+    at equal eigenvalues.
 
     Algorithm: tridiagonalisation and implicit QR with Wilkinson's shifts (Golub and Van Loan,
     "Matrix computations", section 8.3); rotations of all sweeps are applied to the rows of V
@@ -236,7 +238,9 @@ def eigh_function(
 
     Algorithm: Daleckii and Krein (1965); see Higham, "Functions of matrices" (2008), section 3.2.
     """
-    (matrix,), dtype, options, wanted = _call("eigh_function", a, None, symmetrize_input, lower, where)
+    (matrix,), dtype, options, wanted = _call(
+        "eigh_function", a, None, symmetrize_input, lower, where
+    )
     hermitian = hermitian_input(
         matrix, upper=not options["lower"], symmetrize=options["symmetrize"]
     )
@@ -271,7 +275,9 @@ def eigh_function(
     result = function(hermitian, constants, others)
     if wanted is not None:
         result = mask.kept(result, wanted, 2)
-    return result.astype(jnp.result_type(dtype, result.dtype)) if _checks.is_stored(dtype) else result
+    return (
+        result.astype(jnp.result_type(dtype, result.dtype)) if _checks.is_stored(dtype) else result
+    )
 
 
 def _divided_differences(w: Array, values: Array, slope: Callable[[Array], Array]) -> Array:
@@ -330,7 +336,10 @@ def _jvp(
         results = eigh_op(a, **params)
         return results, [None] * len(results)
     v, w, info = eigh_op(a, **{**params, "vectors": True})
-    change = hermitian_input(da, upper=not params["lower"], symmetrize=params["symmetrize"])
+    if params["symmetrize"]:
+        change = real_diagonal((da + adjoint(da)) / 2)
+    else:
+        change = hermitian_from_triangle(da, upper=not params["lower"])
     inner = matmul(adjoint(v), matmul(change, v))
     dw = jnp.real(jnp.diagonal(inner, axis1=-2, axis2=-1))
     if not params["vectors"]:
@@ -361,13 +370,17 @@ def _lax(
 eigh_op = Operation(
     "eigh",
     Rules(
-        signature=lambda params: "(n,n)->(n,n),(n),()" if params["vectors"] else "(n,n)->(n),()",
+        # The last result of values alone is workspace.
+        signature=lambda params: (
+            "(n,n)->(n,n),(n),()" if params["vectors"] else "(n,n)->(n),(),(n)"
+        ),
         paths=(kernel(), lax(_lax)),
         jvp=_jvp,
+        hidden=lambda params: 0 if params["vectors"] else 1,
         result_dtypes=lambda params, data: (
             (data, real_dtype(data), jnp.int32)
             if params["vectors"]
-            else (real_dtype(data), jnp.int32)
+            else (real_dtype(data), jnp.int32, real_dtype(data))
         ),
     ),
 )

@@ -141,7 +141,7 @@ def svd(
         where=_checks.mask("svd", where, matrix.shape[:-2]),
     )
     s = s.astype(real_dtype(dtype))
-    results = (s,)
+    results: tuple[Array, ...] = (s,)
     if vectors:
         u, vh = (x.astype(dtype) for x in others)
         results = SVDResult(u, s, vh)
@@ -180,7 +180,7 @@ def _derivative(
 
 
 def _moved(q: Array, skew: Array, moved: Array, inverse: Array) -> Array:
-    """dQ of Q = (Q_1 Q_2), where dQ_1 has Q_1 X and, outside of the range of Q_1, that of moved / s.
+    """dQ of Q = (Q_1 Q_2): dQ_1 is Q_1 X and, outside of the range of Q_1, moved / s.
 
     With Z = Q_2^H moved / s, dQ_1 = Q_1 X + Q_2 Z and dQ_2 = -Q_1 Z^H.
     """
@@ -252,9 +252,7 @@ def _by_qr(a: Array, **params: Any) -> Sequence[Array]:
     return s, u, vh, info
 
 
-def _lax(
-    a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float
-) -> Sequence[Array]:
+def _lax(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) -> Sequence[Array]:
     del cluster_tol
     k = smaller(*a.shape[-2:])
     if 0 in a.shape[-2:]:  # full matrices of no singular values

@@ -19,6 +19,7 @@ struct EighProblem : MaskedProblem {
   MatrixView<Packed> v;  // n x n, if `vectors`
   MatrixView<Packed> w;  // n real numbers
   int32_t* info;
+  MatrixView<Packed> workspace;  // n real numbers, of values alone
   int n;
   bool vectors;
   bool upper;       // reads the upper triangle of A; else the lower one
@@ -33,6 +34,7 @@ struct EighProblem : MaskedProblem {
     if (p.vectors) p.v = call.result("v", p.n, p.n);
     p.w = call.real_vector_result("w", p.n);
     p.info = call.info();
+    if (!p.vectors) p.workspace = call.real_vector_result("workspace", p.n);
     p.a = call.square("a", p.n);
     return p;
   }
