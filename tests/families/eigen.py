@@ -77,7 +77,7 @@ def _values(a: Any, **options: Any) -> Any:
 
 def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
     usual = {"options": {}, "max_n": MAX_N, "in_place": False, "takes_sizes": False}
-    usual |= {"on_cuda": False, "reduced": True}
+    usual |= {"reduced": True}
     return Op(name=name, operation=operation, function=function, kind=kind, **usual, **others)
 
 
