@@ -39,6 +39,12 @@ def general(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Ar
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def dense(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """Matrices of independent entries."""
+    return uniform(key, (batch, n, n), dtype)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def rhs(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
     """Right-hand sides, a matrix of nrhs columns for each system."""
     return uniform(jax.random.fold_in(key, 1), (batch, n, nrhs), dtype)
@@ -49,6 +55,12 @@ def lower_factor(a: jax.Array) -> jax.Array:
     """Lower Cholesky factors, with zeros above the diagonal."""
     wide = a.astype(jnp.promote_types(a.dtype, jnp.float32))
     return jax.lax.linalg.cholesky(wide, symmetrize_input=False).astype(a.dtype)
+
+
+@jax.jit
+def hermitian(a: jax.Array) -> jax.Array:
+    """Hermitian matrices with eigenvalues of both signs."""
+    return (a + a.mT.conj()) / 2
 
 
 @jax.jit
@@ -66,10 +78,12 @@ def very_tall(a: jax.Array) -> jax.Array:
 MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
     "spd": spd,
     "general": general,
+    "dense": dense,
     "rhs": rhs,
 }
 DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
     "factor": ("spd", lower_factor),
+    "hermitian": ("dense", hermitian),
     "tall": ("general", tall),
     "tall_rhs": ("rhs", tall),
     "very_tall": ("general", very_tall),

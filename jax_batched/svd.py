@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks, _lapack
-from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax
+from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax, mask
 from jax_batched._core.signature import smaller
 from jax_batched._matrix import (
     adjoint,
@@ -132,14 +132,20 @@ def svd(
     """
     (matrix,), dtype = _checks.operands("svd", a=a)
     _checks.matrix("svd", "a", matrix)
-    vectors = _checks.flag("svd", "compute_uv", compute_uv)
-    s, *others, info = svd_op(
-        matrix,
-        full_matrices=_checks.flag("svd", "full_matrices", full_matrices),
-        vectors=vectors,
-        cluster_tol=tolerance("svd", cluster_tol),
-        where=_checks.mask("svd", where, matrix.shape[:-2]),
-    )
+    options: dict[str, Any] = {
+        "full_matrices": _checks.flag("svd", "full_matrices", full_matrices),
+        "vectors": _checks.flag("svd", "compute_uv", compute_uv),
+        "cluster_tol": tolerance("svd", cluster_tol),
+    }
+    vectors = options["vectors"]
+    wanted = _checks.mask("svd", where, matrix.shape[:-2])
+    if 0 in matrix.shape[-2:]:
+        s, *others, info = _empty(matrix, **options)
+        if wanted is not None:
+            others = [mask.kept(x, wanted, 2) for x in others]
+            info = mask.kept(info, wanted, 0, -1)
+    else:
+        s, *others, info = svd_op(matrix, **options, where=wanted)
     s = s.astype(real_dtype(dtype))
     results: tuple[Array, ...] = (s,)
     if vectors:
@@ -255,11 +261,6 @@ def _by_qr(a: Array, **params: Any) -> Sequence[Array]:
 def _lax(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) -> Sequence[Array]:
     del cluster_tol
     k = smaller(*a.shape[-2:])
-    if 0 in a.shape[-2:]:  # full matrices of no singular values
-        m, n = a.shape[-2:]
-        u, vh = (jnp.broadcast_to(jnp.eye(x, dtype=a.dtype), (*a.shape[:-2], x, x)) for x in (m, n))
-        empty = jnp.zeros((*a.shape[:-2], 0), real_dtype(a.dtype))
-        return empty, u, vh, jnp.zeros(a.shape[:-2], jnp.int32)
     bad = not_finite(a)
     results = _lapack.svd(
         jnp.where(bad[..., None, None], 0, a), full_matrices=full_matrices, compute_uv=vectors
@@ -270,6 +271,17 @@ def _lax(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) ->
         spoilt(x, failed.reshape(*failed.shape, *[1] * (x.ndim - failed.ndim))) for x in results
     ]
     return (*finished, info)
+
+
+def _empty(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) -> Sequence[Array]:
+    """No singular values, and what completes no vectors to a basis."""
+    del cluster_tol
+    batch, (m, n) = a.shape[:-2], a.shape[-2:]
+    s, info = jnp.zeros((*batch, 0), real_dtype(a.dtype)), jnp.zeros(batch, jnp.int32)
+    if not vectors:
+        return s, info
+    u, vh = (jnp.broadcast_to(jnp.eye(x, dtype=a.dtype), (*batch, x, x)) for x in (m, n))
+    return (s, u, vh, info) if full_matrices else (s, u[..., :, :0], vh[..., :0, :], info)
 
 
 def _signature(params: Params) -> str:

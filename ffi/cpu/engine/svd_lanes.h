@@ -114,11 +114,12 @@ struct SvdGroup {
   S diagonalise() {
     S largest(R(0));
     for (int64_t i = 0; i < n; ++i) largest = larger(largest, absolute(d[i]) + absolute(e[i]));
-    const S negligible = largest * S(std::numeric_limits<R>::epsilon());
+    // A step leaves about as much of an element beside equal values.
+    const S negligible = largest * S(4 * std::numeric_limits<R>::epsilon());
     for (int64_t i = 0; i < n; ++i) {
       e[i] = unless(absolute(e[i]).v <= negligible.v, e[i]);
       // A zero on the diagonal beside what is not would split B^H B, but not B.
-      const S least = copy_sign(S(R(0.125)) * negligible, d[i]);
+      const S least = copy_sign(S(R(0.03125)) * negligible, d[i]);
       d[i] = select(~is_zero(e[i]) & Mask(absolute(d[i]).v < absolute(least).v), least, d[i]);
     }
     LastRows<R> last(n);
