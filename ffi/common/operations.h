@@ -18,11 +18,10 @@ namespace jax_batched {
 template <class... Problems>
 struct List {};
 
-using Operations =
-    List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
-         CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
-         DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem,
-         EighProblem, SvdProblem>;
+using Operations = List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
+                        CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem,
+                        InvProblem, DetProblem, SlogdetProblem, QrProblem,
+                        HouseholderProductProblem, QrMultiplyProblem, EighProblem, SvdProblem>;
 
 // Calls f(std::type_identity<P>) for each operation.
 template <class F, class... P>

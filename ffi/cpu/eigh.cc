@@ -9,8 +9,7 @@ int64_t scratch_of(int64_t n) {
 }
 
 template <class T>
-void run_group(const EighProblem& p, EighGroup<T>& g, int32_t* places, int64_t m,
-               int64_t end) {
+void run_group(const EighProblem& p, EighGroup<T>& g, int32_t* places, int64_t m, int64_t end) {
   using R = Real<T>;
   using S = Simd<R>;
   const int64_t n = g.n;
@@ -18,14 +17,7 @@ void run_group(const EighProblem& p, EighGroup<T>& g, int32_t* places, int64_t m
   pack<T>(group_of<T>(p.a, n * n, m, end), part, GroupMatrix<T>{g.a, n});
   PowersOfTwo<R> scales;
   const auto finite = g.prepare(p.upper, p.symmetrize, &scales);
-  g.tridiagonalise();
-  S info;
-  if (p.vectors) {
-    g.form();
-    info = g.template diagonalise<true>();
-  } else {
-    info = g.template diagonalise<false>();
-  }
+  S info = p.vectors ? g.template decompose<true>() : g.template decompose<false>();
   find_places(g.d, n, places);
   const S zero(R(0)), nan(kNaN<R>);
   const auto values = group_of<R>(p.w, n, m, end);

@@ -16,14 +16,7 @@ void run_group(const SvdProblem& p, SvdGroup<T>& g, int32_t* places, int64_t m, 
   pack<T>(group_of<T>(p.a, n * n, m, end), Part::kAll, GroupMatrix<T>{g.a, n});
   PowersOfTwo<R> scales;
   const auto finite = g.prepare(&scales);
-  g.bidiagonalise();
-  S info;
-  if (p.vectors) {
-    g.form();
-    info = g.template diagonalise<true>();
-  } else {
-    info = g.template diagonalise<false>();
-  }
+  S info = p.vectors ? g.template decompose<true>() : g.template decompose<false>();
   const S zero(R(0)), nan(kNaN<R>);
   for (int64_t i = 0; i < n; ++i) {  // descending; a sign goes to V
     g.e[i] = copy_sign(S(R(1)), g.d[i]);

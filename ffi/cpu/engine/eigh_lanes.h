@@ -31,7 +31,7 @@ JAX_BATCHED_INLINE PowersOfTwo<R> normalising(Simd<R> largest) {
   constexpr Bits kSum = kOne * (2 * (std::numeric_limits<R>::max_exponent - 1));
   const Mask exponent = Mask(largest.v) & (Mask{} + (kSum + kOne));
   Mask by = (Mask{} + kSum) - exponent;
-  const Mask low = by < kOne, high = by > kSum - kOne;
+  const Mask low = by<kOne, high = by> kSum - kOne;
   by = (low & (Mask{} + kOne)) | (high & (Mask{} + (kSum - kOne))) | (~(low | high) & by);
   return {Vector(by), Vector((Mask{} + kSum) - by)};
 }
@@ -112,8 +112,8 @@ struct TurningRows {
         unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = get(top, j + t); });
         for (int64_t i = top + 1; i < n; ++i) {
           const P factor = -conj(vector(i, k));
-          unrolled<size>([&](auto t)
-                             JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, get(i, j + t)); });
+          unrolled<size>(
+              [&](auto t) JAX_BATCHED_INLINED { sum[t] = sub_mul(sum[t], factor, get(i, j + t)); });
         }
         unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
           sum[t] = product(taus[k], sum[t]);
@@ -204,6 +204,30 @@ struct PairOfSweeps {
   }
 };
 
+// The rotation c, s = t c with which (c s; -s c) as J makes J^T (p y; y q) J diagonal, p - t y and
+// q + t y; the identity where it is not needed.
+template <class R>
+struct JacobiRotation {
+  Simd<R> c, s, t;
+
+  JAX_BATCHED_INLINE JacobiRotation(typename Simd<R>::Mask needed, Simd<R> difference, Simd<R> y) {
+    const Simd<R> one(R(1)), twice = y + y;
+    const Simd<R> root = sqrt(-sub_mul(-(difference * difference), twice, twice));
+    const Simd<R> tangent = twice / (difference + copy_sign(root, difference));
+    t = unless(~needed, tangent);
+    c = one / sqrt(-sub_mul(-one, t, t));
+    s = t * c;
+  }
+  JAX_BATCHED_INLINE void apply(Simd<R>& x, Simd<R>& y) const {
+    const Simd<R> former = x;
+    x = sub_mul(c * x, s, y);
+    y = sub_mul(c * y, -s, former);
+  }
+};
+
+// Sweeps of Jacobi's method, at most.
+inline constexpr int kMaxJacobiSweeps = 30;
+
 // Sweeps for each row, at most.
 inline constexpr int64_t kMaxSweeps = 30;
 
@@ -267,7 +291,7 @@ struct EighGroup {
 
   int64_t n;
   int64_t pitch;  // of A
-  P* a;             // n x n: below the subdiagonal the vectors of reflections
+  P* a;           // n x n: below the subdiagonal the vectors of reflections
   P* taus;
   P* v;
   P* w;
@@ -298,8 +322,21 @@ struct EighGroup {
 
   JAX_BATCHED_INLINE P& at(int64_t i, int64_t j) const { return a[i * pitch + j]; }
 
-  // A becomes both triangles of the Hermitian matrix, scaled, from what is read of it. Returns where
-  // that is finite; elsewhere A becomes zero.
+  // A, prepared, becomes d and with kVectors Q. Returns how many off-diagonal elements did not
+  // converge.
+  template <bool kVectors>
+  S decompose() {
+    if constexpr (!kIsComplex<T>) {
+      if (n == 2) return rotate<2, kVectors>();
+      if (n == 3) return rotate<3, kVectors>();
+    }
+    tridiagonalise();
+    if constexpr (kVectors) form();
+    return diagonalise<kVectors>();
+  }
+
+  // A becomes both triangles of the Hermitian matrix, scaled, from what is read of it. Returns
+  // where that is finite; elsewhere A becomes zero.
   Mask prepare(bool upper, bool symmetrize, PowersOfTwo<R>* scales) const {
     S largest(R(0));
     Mask finite = ~Mask{};
@@ -356,8 +393,8 @@ struct EighGroup {
         unrolled<rows>([&](auto r) JAX_BATCHED_INLINED { sum[r] = broadcast(T(R(0))); });
         for (int64_t j = k + 1; j < n; ++j) {
           const P factor = -v[j];
-          unrolled<rows>([&](auto r)
-                             JAX_BATCHED_INLINED { sum[r] = sub_mul(sum[r], at(i + r, j), factor); });
+          unrolled<rows>(
+              [&](auto r) JAX_BATCHED_INLINED { sum[r] = sub_mul(sum[r], at(i + r, j), factor); });
         }
         unrolled<rows>([&](auto r) JAX_BATCHED_INLINED {
           w[i + r] = product(h.tau, sum[r]);
@@ -384,6 +421,52 @@ struct EighGroup {
     e[n - 1] = S(R(0));
   }
 
+  // Jacobi's method for the smallest real matrices, in registers, in place of what follows.
+  template <int kSize, bool kVectors>
+  S rotate() const {
+    S x[kSize][kSize], rows[kSize][kSize];  // the lower triangle; Q
+    unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+      unrolled<kSize>([&](auto j) JAX_BATCHED_INLINED {
+        x[i][j] = at(i, j);
+        rows[i][j] = S(R(i == j ? 1 : 0));
+      });
+    });
+    const S negligible(std::numeric_limits<R>::epsilon() / 8);
+    S count;
+    for (int sweep = 0;; ++sweep) {
+      count = S(R(0));
+      unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+        unrolled<i>([&](auto j) JAX_BATCHED_INLINED {
+          count = count + unless(absolute(x[i][j]).v <= negligible.v, S(R(1)));
+        });
+      });
+      if (sweep == kMaxJacobiSweeps || !any(~is_zero(count))) break;
+      unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+        unrolled<i>([&](auto j) JAX_BATCHED_INLINED {
+          const S y = x[i][j];
+          const Mask needed = absolute(y).v > negligible.v;
+          const JacobiRotation<R> by(needed, x[i][i] - x[j][j], y);
+          x[j][j] = sub_mul(x[j][j], by.t, y);
+          x[i][i] = sub_mul(x[i][i], -by.t, y);
+          x[i][j] = unless(needed, y);
+          unrolled<kSize>([&](auto k) JAX_BATCHED_INLINED {
+            if constexpr (k != i && k != j) {
+              by.apply(k > j ? x[k][j] : x[j][k], k > i ? x[k][i] : x[i][k]);
+            }
+            if constexpr (kVectors) by.apply(rows[k][j], rows[k][i]);
+          });
+        });
+      });
+    }
+    unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+      d[i] = x[i][i];
+      if constexpr (kVectors) {
+        unrolled<kSize>([&](auto j) JAX_BATCHED_INLINED { q.at[i * q.pitch() + j] = rows[i][j]; });
+      }
+    });
+    return count;
+  }
+
   // Q = H_0 ... H_(n-2).
   void form() const {
     q.form(1, taus, [this](int64_t i, int64_t k) JAX_BATCHED_INLINED { return at(i, k); });
@@ -394,7 +477,8 @@ struct EighGroup {
   template <bool kVectors>
   S diagonalise() {
     S negligible(R(0));
-    for (int64_t i = 0; i < n; ++i) negligible = larger(negligible, absolute(d[i]) + absolute(e[i]));
+    for (int64_t i = 0; i < n; ++i)
+      negligible = larger(negligible, absolute(d[i]) + absolute(e[i]));
     negligible = negligible * S(std::numeric_limits<R>::epsilon());
     for (int64_t i = 0; i < n; ++i) e[i] = unless(absolute(e[i]).v <= negligible.v, e[i]);
     LastRows<R> last(n);
@@ -476,7 +560,8 @@ struct EighGroup {
   }
 };
 
-// Of each lane, where each of its n keys is in ascending order; of equal ones the first comes first.
+// Of each lane, where each of its n keys is in ascending order; of equal ones the first comes
+// first.
 template <class R>
 void find_places(const Simd<R>* keys, int64_t n, int32_t* places) {
   using Mask = typename Simd<R>::Mask;
@@ -493,8 +578,8 @@ void find_places(const Simd<R>* keys, int64_t n, int32_t* places) {
 
 // Number i of each lane, of `count`, to the place that `places` says, `distance` numbers apart.
 template <class R>
-JAX_BATCHED_INLINE void scatter(Simd<R> x, const int32_t* places, int64_t distance,
-                                R* const* to, int64_t offset) {
+JAX_BATCHED_INLINE void scatter(Simd<R> x, const int32_t* places, int64_t distance, R* const* to,
+                                int64_t offset) {
   for (int lane = 0; lane < Simd<R>::kSize; ++lane) {
     to[lane][offset + places[lane] * distance] = x.v[lane];
   }

@@ -73,8 +73,92 @@ struct SvdGroup {
     return finite;
   }
 
-  // H_(n-1)^H ... H_0^H A G_0 ... G_(n-2) = B. H_k = I - tau v v^H with v_k = 1 eliminates column k,
-  // and G_k, of the same form with v_(k+1) = 1, the rest of row k.
+  // A, prepared, becomes d, singular values with a sign, and with kVectors U and V. Returns how
+  // many elements did not converge.
+  template <bool kVectors>
+  S decompose() {
+    if constexpr (!kIsComplex<T>) {
+      if (n == 2) return rotate<2, kVectors>();
+      if (n == 3) return rotate<3, kVectors>();
+    }
+    return by_reflections<kVectors>();
+  }
+
+ private:
+  template <bool kVectors>
+  S by_reflections() {
+    bidiagonalise();
+    if constexpr (kVectors) form();
+    return diagonalise<kVectors>();
+  }
+
+  // One-sided Jacobi (Hestenes) for the smallest real matrices, in registers: rotations of two rows
+  // after the other make the rows of U^T A orthogonal, diag(s) V^T. Lanes with a row that becomes
+  // zero, which has no direction, take what the reflections give.
+  template <int kSize, bool kVectors>
+  S rotate() {
+    constexpr R kZero = sizeof(R) == sizeof(float) ? R(1e-30) : R(1e-250);  // squares of such a row
+    constexpr R kSmall = sizeof(R) == sizeof(float) ? R(0x1p-30) : R(0x1p-300);
+    constexpr R kUp = sizeof(R) == sizeof(float) ? R(0x1p60) : R(0x1p500);
+    const S zero(kZero), one(R(1));
+    S x[kSize][kSize], u[kSize][kSize];
+    unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+      unrolled<kSize>([&](auto j) JAX_BATCHED_INLINED {
+        x[i][j] = at(i, j);
+        u[i][j] = S(R(i == j ? 1 : 0));
+      });
+    });
+    const auto minus_product = [&](int i, int j) JAX_BATCHED_INLINED {
+      S sum(R(0));
+      unrolled<kSize>([&](auto k) JAX_BATCHED_INLINED { sum = sub_mul(sum, x[i][k], x[j][k]); });
+      return sum;
+    };
+    const S tolerance(4 * std::numeric_limits<R>::epsilon());
+    S count;
+    for (int sweep = 0; sweep < kMaxJacobiSweeps; ++sweep) {
+      count = S(R(0));
+      unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+        unrolled<i>([&](auto j) JAX_BATCHED_INLINED {
+          const S i_i = -minus_product(i, i), j_j = -minus_product(j, j), y = -minus_product(i, j);
+          const Mask needed = Mask(absolute(y).v > (tolerance * sqrt(i_i) * sqrt(j_j)).v) &
+                              Mask(i_i.v > zero.v) & Mask(j_j.v > zero.v);
+          count = count + unless(~needed, one);
+          // So that squares of what is compared are numbers.
+          const S up = select(larger(i_i, j_j).v < S(kSmall).v, S(kUp), one);
+          const JacobiRotation<R> by(needed, (i_i - j_j) * up, y * up);
+          unrolled<kSize>([&](auto k) JAX_BATCHED_INLINED {
+            by.apply(x[j][k], x[i][k]);
+            if constexpr (kVectors) by.apply(u[j][k], u[i][k]);
+          });
+        });
+      });
+      if (!any(~is_zero(count))) break;
+    }
+    Mask missing = {};
+    S values[kSize];
+    unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+      const S squares = -minus_product(i, i);
+      missing |= ~Mask(squares.v > zero.v);
+      values[i] = sqrt(squares);
+    });
+    if (any(missing)) count = select(missing, by_reflections<kVectors>(), count);
+    unrolled<kSize>([&](auto i) JAX_BATCHED_INLINED {
+      const S inverse = one / values[i];
+      d[i] = select(missing, d[i], values[i]);
+      if constexpr (kVectors) {
+        unrolled<kSize>([&](auto j) JAX_BATCHED_INLINED {
+          S& of_u = rows_u.at[j * rows_u.pitch() + i];
+          S& of_v = rows_v.at[j * rows_v.pitch() + i];
+          of_u = select(missing, of_u, u[i][j]);
+          of_v = select(missing, of_v, x[i][j] * inverse);
+        });
+      }
+    });
+    return count;
+  }
+
+  // H_(n-1)^H ... H_0^H A G_0 ... G_(n-2) = B. H_k = I - tau v v^H with v_k = 1 eliminates column
+  // k, and G_k, of the same form with v_(k+1) = 1, the rest of row k.
   void bidiagonalise() const {
     for (int64_t k = 0; k < n; ++k) {
       const auto h = reflection<T>(at(k, k), [&](S by) {
@@ -140,7 +224,6 @@ struct SvdGroup {
     return count_nonzero(e, n);
   }
 
- private:
   // Of the numbers x(begin), ...
   template <class F>
   Tail<R> tail(int64_t begin, S by, F x) const {
@@ -175,8 +258,9 @@ struct SvdGroup {
       });
       for (int64_t i = k + 1; i < n; ++i) {
         const P factor = at(i, k);
-        unrolled<size>([&](auto t)
-                           JAX_BATCHED_INLINED { at(i, j + t) = sub_mul(at(i, j + t), factor, sum[t]); });
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
+          at(i, j + t) = sub_mul(at(i, j + t), factor, sum[t]);
+        });
       }
     };
     constexpr int kColumns = kQrColumns<T>;
@@ -197,8 +281,9 @@ struct SvdGroup {
       unrolled<size>([&](auto t) JAX_BATCHED_INLINED { sum[t] = product(right[k], sum[t]); });
       for (int64_t j = k + 1; j < n; ++j) {
         const P factor = conj(v[j]);
-        unrolled<size>([&](auto t)
-                           JAX_BATCHED_INLINED { at(i + t, j) = sub_mul(at(i + t, j), sum[t], factor); });
+        unrolled<size>([&](auto t) JAX_BATCHED_INLINED {
+          at(i + t, j) = sub_mul(at(i + t, j), sum[t], factor);
+        });
       }
     };
     int64_t i = k + 1;
