@@ -16,6 +16,7 @@ from jax_batched._matrix import (
     hermitian_from_triangle,
     hermitian_input,
     matmul,
+    normalised,
     not_finite,
     real_diagonal,
     real_dtype,
@@ -360,7 +361,9 @@ def _lax(
     del cluster_tol
     hermitian = hermitian_input(a, upper=not lower, symmetrize=symmetrize)
     bad = not_finite(hermitian)
-    v, w = _lapack.eigh(jnp.where(bad[..., None, None], 0, hermitian))
+    scaled, back = normalised(jnp.where(bad[..., None, None], 0, hermitian))
+    v, w = _lapack.eigh(scaled)
+    w = w * back[..., 0]
     failed = bad | jnp.isnan(w).any(-1)
     info = jnp.where(failed, a.shape[-1], 0).astype(jnp.int32)
     w = spoilt(w, failed[..., None])

@@ -15,6 +15,7 @@ from jax_batched._core.signature import smaller
 from jax_batched._matrix import (
     adjoint,
     matmul,
+    normalised,
     not_finite,
     real_dtype,
     reciprocals,
@@ -262,9 +263,9 @@ def _lax(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) ->
     del cluster_tol
     k = smaller(*a.shape[-2:])
     bad = not_finite(a)
-    results = _lapack.svd(
-        jnp.where(bad[..., None, None], 0, a), full_matrices=full_matrices, compute_uv=vectors
-    )
+    scaled, back = normalised(jnp.where(bad[..., None, None], 0, a))
+    s, *vectors_of_a = _lapack.svd(scaled, full_matrices=full_matrices, compute_uv=vectors)
+    results = (s * back[..., 0], *vectors_of_a)
     failed = bad | jnp.isnan(results[0]).any(-1)
     info = jnp.where(failed, k, 0).astype(jnp.int32)
     finished = [

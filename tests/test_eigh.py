@@ -10,7 +10,7 @@ from families.eigen import MAX_N, separated
 from test_qr import check_derivatives
 
 import jax_batched as jb
-from jax_batched._ffi import cuda_tiers
+from jax_batched._ffi import cuda_tiers, target_name
 from jax_batched._matrices import adjoint, normal, wide
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -263,6 +263,34 @@ def test_functions_with_parameters():
     result = jb.eigh_function(a, jnp.cos, where=where)
     assert not result[1].any()
     np.testing.assert_allclose(result[::2], jb.eigh_function(a[::2], jnp.cos), atol=1e-14)
+
+
+def test_jaxs_own_functions_inside_the_override():
+    a = separated(np.random.default_rng(6), "float64", (3, 6, 6))
+    spoilt = np.where(np.triu(np.ones((6, 6), bool), 1), np.nan, a)
+    calls = (
+        (lambda a: jnp.linalg.eigh(a), a),
+        (lambda a: jnp.linalg.eigh(a, symmetrize_input=False), spoilt),
+        (lambda a: (jnp.linalg.eigvalsh(a), jnp.linalg.eigh(a)[1]), a),
+    )
+    for f, given in calls:
+        with jb.override_jax_linalg():
+            lowered = jax.jit(f).lower(given)
+            w, v = lowered.compile()(given)
+        assert target_name("eigh") in lowered.as_text()
+        check(a, np.asarray(w), np.asarray(v))
+        assert target_name("eigh") not in jax.jit(lambda a, f=f: f(a)).lower(given).as_text()
+    with jb.override_jax_linalg():
+        large = jax.jit(lambda a: jnp.linalg.eigh(a)).lower(np.eye(MAX_N + 1))
+    assert target_name("eigh") not in large.as_text()
+
+
+def test_half_precision_is_computed_in_float32():
+    a = hermitian_mean(np.random.default_rng(7).standard_normal((3, 5, 5))).astype(np.float16)
+    w, v = jb.eigh(a)
+    assert w.dtype == v.dtype == np.float16
+    for x, y in zip((w, v), jb.eigh(a.astype(np.float32)), strict=True):
+        np.testing.assert_array_equal(x, np.asarray(y).astype(np.float16))
 
 
 def test_what_is_refused():

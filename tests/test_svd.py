@@ -296,6 +296,27 @@ def test_derivatives_at_equal_and_zero_singular_values(dtype):
     assert not np.isfinite(rule(jnp.eye(3, dtype=dtype))).all()
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 70)])
+def test_jaxs_own_functions_inside_the_override(shape):
+    a = normal(np.random.default_rng(8), "float64", (3, *shape))
+
+    def decompositions(a):
+        thin = jnp.linalg.svd(a, full_matrices=False)
+        return jnp.linalg.svd(a), thin, jnp.linalg.svd(a, compute_uv=False), jnp.linalg.pinv(a)
+
+    with jb.override_jax_linalg():
+        lowered = jax.jit(decompositions).lower(a)
+        full, thin, alone, inverse = jax.tree.map(np.asarray, lowered.compile()(a))
+    assert target_name("svd") in lowered.as_text()
+    check(a, *full)
+    check(a, *thin)
+    np.testing.assert_allclose(alone, full[1], rtol=1e-13)
+    np.testing.assert_allclose(inverse, np.linalg.pinv(a), atol=1e-12)
+    with jb.override_jax_linalg():
+        large = jax.jit(lambda a: jnp.linalg.svd(a)).lower(np.ones((MAX_N + 1, MAX_N + 2)))
+    assert target_name("svd") not in large.as_text()
+
+
 def test_masks():
     """What is left out is zero, and others have the bits that they have without a mask."""
     a = separated_singular(np.random.default_rng(7), "float64", (9, 4, 4))

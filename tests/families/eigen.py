@@ -1,12 +1,12 @@
 """Eigenvalues and singular values, in forms that do not depend on the sign of a vector."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from rows import Kind, Op, hermitian_from, strict_triangle
+from rows import STORED, Kind, Op, hermitian_from, strict_triangle
 
 import jax_batched as jb
 from families.cholesky import hermitian_mean
@@ -62,17 +62,25 @@ class Values(Kind):
         return m
 
 
+def _made_of(a: Any, function: Callable[[Any], Any]) -> Any:
+    """What a function makes of a, in its dtype; 16 bits are rounded once, in the end."""
+    a = jnp.asarray(a)
+    return function(a.astype(jnp.float32) if a.dtype in STORED else a).astype(a.dtype)
+
+
 def _vectors(a: Any, **options: Any) -> Any:
-    return (jnp.abs(jb.eigh(a, **options).eigenvectors) ** 2).astype(jnp.asarray(a).dtype)
+    return _made_of(a, lambda a: jnp.abs(jb.eigh(a, **options).eigenvectors) ** 2)
 
 
 def _left_vectors(a: Any, **options: Any) -> Any:
-    return (jnp.abs(jb.svd(a, **options).U) ** 2).astype(jnp.asarray(a).dtype)
+    return _made_of(a, lambda a: jnp.abs(jb.svd(a, **options).U) ** 2)
 
 
 def _values(a: Any, **options: Any) -> Any:
-    w = jb.eigvalsh(a, **options)[..., None, :]
-    return jnp.broadcast_to(w, jnp.shape(a)).astype(jnp.asarray(a).dtype)
+    def rows(a: Any) -> Any:
+        return jnp.broadcast_to(jb.eigvalsh(a, **options)[..., None, :], a.shape)
+
+    return _made_of(a, rows)
 
 
 def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
