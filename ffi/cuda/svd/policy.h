@@ -34,25 +34,25 @@ constexpr Row<SvdShape> of_svd_lanes(DType dtype, int min_n, SvdLanesShape shape
 }
 
 inline constexpr Row<SvdShape> kSvdTable[] = {
-    of_svd_thread(DType::kFloat32, 3),
+    of_svd_thread(DType::kFloat32, 8),
     of_svd_lanes(DType::kFloat32, 4, {2, 4}),
     of_svd_lanes(DType::kFloat32, 9, {2, 8}),
     of_svd_lanes(DType::kFloat32, 17, {2, 16}),
     of_svd_lanes(DType::kFloat32, 33, {4, 16}),
 
-    of_svd_thread(DType::kFloat64, 3),
+    of_svd_thread(DType::kFloat64, 6),
     of_svd_lanes(DType::kFloat64, 4, {2, 4}),
     of_svd_lanes(DType::kFloat64, 9, {2, 8}),
     of_svd_lanes(DType::kFloat64, 17, {2, 16}),
     of_svd_lanes(DType::kFloat64, 33, {4, 16}),
 
-    of_svd_thread(DType::kComplex64, 3),
+    of_svd_thread(DType::kComplex64, 5),
     of_svd_lanes(DType::kComplex64, 4, {2, 4}),
     of_svd_lanes(DType::kComplex64, 9, {2, 8}),
     of_svd_lanes(DType::kComplex64, 17, {2, 16}),
     of_svd_lanes(DType::kComplex64, 33, {4, 16}),
 
-    of_svd_thread(DType::kComplex128, 2),
+    of_svd_thread(DType::kComplex128, 3),
     of_svd_lanes(DType::kComplex128, 3, {2, 4}),
     of_svd_lanes(DType::kComplex128, 9, {2, 8}),
     of_svd_lanes(DType::kComplex128, 17, {4, 8}),

@@ -19,7 +19,7 @@ struct SvdThreadLauncher {
   }
   template <int kN, bool kVectors>
   cudaError_t launch_of() const {
-    constexpr int kThreads = 32 * kSvdThreadWarps;
+    constexpr int kThreads = 32 * kSvdThreadWarps<T, kN>;
     return launch_kernel<svd_thread_kernel<T, kN, kVectors>>(stream, p.batch, kThreads, kThreads,
                                                              svd_thread_bytes<T, kN>(), p);
   }

@@ -158,16 +158,19 @@ __device__ __noinline__ void fill_record(T* to) {
   for (int e = 0; e < kCount; ++e) to[e] = quiet_nan<T>();
 }
 
-inline constexpr int kSvdThreadWarps = 4;
+template <class T, int kN>
+inline constexpr int kSvdThreadWarps = sizeof(T) * kN * kN <= 36 ? 4 : 1;
 
 // One thread per matrix of exactly kN rows and columns; a warp moves its 32 matrices together.
 template <class T, int kN, bool kVectors>
-__global__ void __launch_bounds__(32 * kSvdThreadWarps) svd_thread_kernel(const SvdProblem p) {
+__global__ void __launch_bounds__(32 * kSvdThreadWarps<T, kN>)
+    svd_thread_kernel(const SvdProblem p) {
   using R = Real<T>;
   using Stage = MatrixStage<T, kN>;
   using Values = RecordStage<R, kN>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int64_t first = (int64_t{blockIdx.x} * kSvdThreadWarps + warp) * 32;
+  constexpr int kWarps = kSvdThreadWarps<T, kN>;
+  const int lane = threadIdx.x % 32, warp = kWarps == 1 ? 0 : threadIdx.x / 32;
+  const int64_t first = (int64_t{blockIdx.x} * kWarps + warp) * 32;
   if (first >= p.batch || skips(p, first, 32)) return;
   const int records = static_cast<int>(min(int64_t{32}, p.batch - first));
   T* const stage = reinterpret_cast<T*>(dynamic_shared) + warp * Stage::kElements;
@@ -221,7 +224,7 @@ __global__ void __launch_bounds__(32 * kSvdThreadWarps) svd_thread_kernel(const 
 
 template <class T, int kN>
 constexpr size_t svd_thread_bytes() {
-  return kSvdThreadWarps * MatrixStage<T, kN>::kElements * sizeof(T);
+  return kSvdThreadWarps<T, kN> * MatrixStage<T, kN>::kElements * sizeof(T);
 }
 
 }  // namespace jax_batched::cuda
