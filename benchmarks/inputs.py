@@ -39,6 +39,12 @@ def general(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Ar
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def dense(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
+    """Matrices of independent entries."""
+    return uniform(key, (batch, n, n), dtype)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4))
 def rhs(key: jax.Array, dtype: str, n: int, nrhs: int, batch: int) -> jax.Array:
     """Right-hand sides, a matrix of nrhs columns for each system."""
     return uniform(jax.random.fold_in(key, 1), (batch, n, nrhs), dtype)
@@ -78,6 +84,12 @@ def lower_factor(a: jax.Array) -> jax.Array:
 
 
 @jax.jit
+def hermitian(a: jax.Array) -> jax.Array:
+    """Hermitian matrices with eigenvalues of both signs."""
+    return (a + a.mT.conj()) / 2
+
+
+@jax.jit
 def tall(a: jax.Array) -> jax.Array:
     """A half and its opposite below: twice as many rows, and the same pivots."""
     return jnp.concatenate([a, -a / 2], axis=-2)
@@ -92,6 +104,7 @@ def very_tall(a: jax.Array) -> jax.Array:
 MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
     "spd": spd,
     "general": general,
+    "dense": dense,
     "rhs": rhs,
     "sizes": sizes,
     "continued_spd": continued_spd,
@@ -100,6 +113,7 @@ MAKERS: dict[str, Callable[[jax.Array, str, int, int, int], jax.Array]] = {
 }
 DERIVED: dict[str, tuple[str, Callable[[jax.Array], jax.Array]]] = {
     "factor": ("spd", lower_factor),
+    "hermitian": ("dense", hermitian),
     "tall": ("general", tall),
     "tall_rhs": ("rhs", tall),
     "very_tall": ("general", very_tall),

@@ -138,6 +138,46 @@ def _factor_of_sizes_ratio(eps: float, a: Array, sizes: Array, lower: Array) -> 
     return cholesky_ratio(eps, a, continued)
 
 
+def _eigenvectors_ratio(eps: float, a: Array, v: Array) -> Array:
+    """Of V^H A V, which is to be diagonal, and of V^H V, whichever is larger."""
+    inner = adjoint(v) @ a @ v
+    diagonal = np.eye(a.shape[-1]) * inner
+    return np.maximum(_unitary_ratio(eps, v), product_ratio(eps, inner, diagonal))
+
+
+def _unitary_ratio(eps: float, q: Array) -> Array:
+    return product_ratio(eps, np.broadcast_to(np.eye(q.shape[-1]), q.shape), adjoint(q) @ q)
+
+
+def _eigenvalues_ratio(eps: float, a: Array, w: Array) -> Array:
+    expected = np.linalg.eigvalsh(a)
+    size = a.shape[-1] * eps * np.abs(expected).max(-1)
+    return np.asarray(np.abs(w - expected).max(-1) / size)
+
+
+def _left_vectors_ratio(eps: float, a: Array, u: Array) -> Array:
+    return _eigenvectors_ratio(eps, a @ adjoint(a), u)
+
+
+# Of the sum of all entries of exp(A) = V exp(w) V^H, of real matrices.
+def _exponential(eigh: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def value(a: Any) -> Any:
+        w, v = eigh(a)
+        return jnp.sum(jnp.exp(w) * jnp.sum(v, axis=-2) ** 2)
+
+    return jax.grad(value)
+
+
+def _exponential_ratio(eps: float, a: Array, gradient: Array) -> Array:
+    w, v = np.linalg.eigh(a)
+    one, other = w[..., :, None], w[..., None, :]
+    gap = np.where(one == other, 1, one - other)
+    quotients = np.where(one == other, np.exp(one), (np.exp(one) - np.exp(other)) / gap)
+    sums = v.sum(-2)
+    expected = v @ (quotients * sums[..., :, None] * sums[..., None, :]) @ adjoint(v)
+    return product_ratio(eps, expected, gradient)
+
+
 def _solve_pos(a: Any, b: Any) -> Any:
     return jb.solve(a, b, assume_a="pos", lower=True)
 
@@ -312,6 +352,45 @@ OPERATIONS: dict[str, Operation] = {
             "torch": lambda a, b: torch().linalg.lstsq(a, b).solution,
         },
         rows=lambda n: 2 * n,
+    ),
+    "eigh": Operation(
+        operands=("hermitian",),
+        floor=lambda n, nrhs: 2 * n * n + n,
+        ratio=_eigenvectors_ratio,
+        calls={
+            "jax_batched": lambda a: jb.eigh(a).eigenvectors,
+            "jax": lambda a: jnp.linalg.eigh(a)[1],
+            "torch": lambda a: torch().linalg.eigh(a).eigenvectors,
+        },
+    ),
+    "eigvalsh": Operation(
+        operands=("hermitian",),
+        floor=lambda n, nrhs: n * n,
+        ratio=_eigenvalues_ratio,
+        calls={
+            "jax_batched": lambda a: jb.eigvalsh(a),
+            "jax": lambda a: jnp.linalg.eigvalsh(a),
+            "torch": lambda a: torch().linalg.eigvalsh(a),
+        },
+    ),
+    "svd": Operation(
+        operands=("dense",),
+        floor=lambda n, nrhs: 3 * n * n,
+        ratio=_left_vectors_ratio,
+        calls={
+            "jax_batched": lambda a: jb.svd(a).U,
+            "jax": lambda a: jnp.linalg.svd(a)[0],
+            "torch": lambda a: torch().linalg.svd(a).U,
+        },
+    ),
+    "grad_eigh": Operation(
+        operands=("hermitian",),
+        floor=lambda n, nrhs: 2 * n * n,
+        ratio=_exponential_ratio,
+        calls={
+            "jax_batched": _exponential(jb.eigh),
+            "jax": _exponential(jnp.linalg.eigh),
+        },
     ),
     "kalman": Operation(  # a whole filter; its state is read and written in each step
         operands=("general",),

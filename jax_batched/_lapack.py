@@ -46,6 +46,24 @@ def geqrf(a: Array) -> tuple[Array, Array]:
     return jnp.swapaxes(turned, -1, -2), taus
 
 
+def eigh(a: Array) -> tuple[Array, Array]:
+    """Eigenvectors and eigenvalues of Hermitian matrices, of which the lower triangle is read."""
+    v, w = _call(lambda a: tuple(jax.lax.linalg.eigh(a, symmetrize_input=False)), a)
+    return v, w
+
+
+def svd(a: Array, *, full_matrices: bool, compute_uv: bool) -> Sequence[Array]:
+    """s, U and V^H; s alone without compute_uv."""
+
+    def routine(a: Array) -> Sequence[Array]:
+        if not compute_uv:
+            return (jax.lax.linalg.svd(a, full_matrices=full_matrices, compute_uv=False),)
+        u, s, vh = jax.lax.linalg.svd(a, full_matrices=full_matrices, compute_uv=True)
+        return s, u, vh
+
+    return _call(routine, a)
+
+
 def _call(routine: Callable[..., Sequence[Array]], *operands: Array) -> Sequence[Array]:
     """The results of a routine on matrices with equal batch dimensions."""
     if not LAPACK_BATCHES_BLOCK:

@@ -1,5 +1,6 @@
 """Small matrix helpers of the derivative rules and the `lax` paths."""
 
+import functools
 import math
 from typing import Any
 
@@ -126,3 +127,32 @@ def inverse_permutation(rows: Array) -> Array:
     places = jnp.arange(n, dtype=rows.dtype).reshape(*[1] * (rows.ndim - 1), n)
     found = rows[..., None, :] == places[..., :, None]
     return jnp.where(found, places[..., None, :], 0).max(-1, initial=0)
+
+
+def normalised(a: Array) -> tuple[Array, Array]:
+    """Matrices times powers of two, so that the largest part of an entry is near 1; and what, times
+    that, is what was: of shape (..., 1, 1)."""
+    parts = [jnp.abs(x) for x in ((a.real, a.imag) if jnp.iscomplexobj(a) else (a,))]
+    largest = jnp.max(functools.reduce(jnp.maximum, parts), axis=(-2, -1), keepdims=True, initial=0)
+    form = np.finfo(largest.dtype)
+    exponent = jnp.clip(jnp.frexp(largest)[1], form.minexp + 2, form.maxexp - 2)
+    one = jnp.ones_like(largest)
+    return times(a, jnp.ldexp(one, -exponent)), jnp.ldexp(one, exponent)
+
+
+def not_finite(a: Array) -> Array:
+    """Of each matrix, whether it has NaN or inf."""
+    return ~jnp.isfinite(a).all((-2, -1))
+
+
+@jax.custom_jvp
+def reciprocals(x: Array, where: Array) -> Array:
+    """1 / x where asked for, else 0, in derivatives as well."""
+    return jnp.where(where, 1 / jnp.where(where, x, 1), 0)
+
+
+@reciprocals.defjvp
+def _reciprocals_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    (x, where), (dx, _) = primals, tangents
+    inverse = reciprocals(x, where)
+    return inverse, -inverse * inverse * dx

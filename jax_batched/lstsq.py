@@ -19,6 +19,7 @@ from jax_batched._sizes import Sizes, like
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import bad_pivot
+from jax_batched.pinv import apply_by_svd, rank_of, relative_tolerance, svd_factors_of
 from jax_batched.qr import has_many_rows, qr_multiply_op, qr_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -42,10 +43,11 @@ def lstsq(
     b: ArrayLike,
     *,
     method: str = "qr",
+    rcond: float | None = None,
     where: ArrayLike | None = None,
     sizes: Sequence[ArrayLike | None] | None = None,
 ) -> LstsqResult:
-    """Least squares solution of ``a x = b`` for each full-rank matrix of a batch.
+    """Least squares solution of ``a x = b`` for each matrix of a batch.
 
     Args:
       a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128. With m >= n
@@ -57,6 +59,9 @@ def lstsq(
         ``"cholesky"``, for m >= n: the normal equations and one step of refinement, products with a
         for the most part. Where their condition is too large for as good a solution, that matrix is
         solved by QR. On the CPU ``"qr"`` was faster at all sizes measured, up to 256 x 16.
+        ``"svd"``: for matrices without full rank, too, of which x is the smallest of all solutions.
+      rcond: of ``"svd"``: singular values up to rcond times the largest one count as zero;
+        max(m, n) eps if None.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero but for ``info``, -1, and a and b count for nothing.
       sizes: a pair ``(m, n)`` as in `qr`: of each matrix its own m and n, wide or tall, and m rows
@@ -69,21 +74,22 @@ def lstsq(
       int32 of shape ``(...)``, are the number of diagonal entries of R above max(m, n) eps times
       the largest one, and 0 or the number k (from 1) of the first one that is zero or not finite.
       x of a matrix whose info is not 0 is NaN; no other is affected. Where info is 0 and the rank
-      is below min(m, n), x has no correct digits.
+      is below min(m, n), x has no correct digits. With ``"svd"`` the rank is the number of singular
+      values that count, and info is 0, or min(m, n) where a has NaN or inf.
 
     Raises:
       TypeError: an operand is no array or has another dtype; where is not bool, sizes are no pair
         of integers.
       ValueError: shapes do not fit, or method is another word.
 
-    The derivative reuses R, and is NaN where x is. `jax.numpy.linalg.lstsq`, by a singular value
-    decomposition, is for matrices without full rank.
+    The derivative reuses R, or the singular value decomposition, and is NaN where x is. With
+    ``"svd"`` it is that of matrices of constant rank.
 
     Algorithm: Golub, "Numerical methods for solving linear least squares problems" (1965);
     derivative after Golub and Pereyra, "The differentiation of pseudo-inverses and nonlinear least
     squares problems whose variables separate" (1973).
     """
-    _checks.option("lstsq", "method", method, ("qr", "cholesky"))
+    _checks.option("lstsq", "method", method, ("qr", "cholesky", "svd"))
     (matrix, rhs), dtype = _checks.operands("lstsq", a=a, b=b)
     _checks.matrix("lstsq", "a", matrix)
     m, n = matrix.shape[-2:]
@@ -107,6 +113,9 @@ def lstsq(
         if 0 in (m, n):
             x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)
             rank = info = jnp.zeros(batch, jnp.int32)
+        elif method == "svd":  # zeros beyond its size change no solution of least norm
+            rtol = relative_tolerance("lstsq", rcond, matrix)
+            x, rank, info = _by_svd(matrix, columns, rtol)
         elif sizes is not None:
             x, rank, info = _by_qr_of_parts(matrix, columns, *parts)
         elif method == "cholesky":
@@ -196,6 +205,14 @@ def _resized(x: Array, rows: int, columns: int | None = None) -> Array:
     x = x[..., : wanted[0], : wanted[1]]
     missing = [(0, size - own) for size, own in zip(wanted, x.shape[-2:], strict=True)]
     return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), *missing])
+
+
+def _by_svd(a: Array, b: Array, rtol: float) -> tuple[Array, Array, Array]:
+    factors = svd_factors_of(a)
+    x = apply_by_svd(a, factors, b, rtol=rtol)
+    s = factors[1]
+    info = jnp.where(jnp.isnan(s).any(-1), s.shape[-1], 0).astype(jnp.int32)
+    return _spoilt(x, info), rank_of(s, rtol), info
 
 
 def factors_of(a: Array) -> tuple[Array, Array]:

@@ -10,8 +10,10 @@ import jax
 from jax_batched._core import Operation, Params
 from jax_batched._core.overriding import override_lowering
 from jax_batched.cholesky import cholesky_op
+from jax_batched.eigh import CLUSTER_TOL, eigh_op
 from jax_batched.lu import lu_op
 from jax_batched.qr import householder_product_op, qr_multiply_op, qr_op
+from jax_batched.svd import svd_op
 from jax_batched.triangular_solve import triangular_solve_op
 
 
@@ -32,6 +34,26 @@ def _qr(params: Params) -> Params | None:
     return {"mode": "complete" if params["full_matrices"] else "reduced"}
 
 
+def _eigh(params: Params) -> Params | None:
+    if params.get("subset_by_index") is not None or _names_another(params):
+        return None
+    return {
+        "lower": params["lower"], "symmetrize": False, "vectors": True, "cluster_tol": CLUSTER_TOL,
+    }  # fmt: skip
+
+
+def _svd(params: Params) -> Params | None:
+    if params.get("subset_by_index") is not None or _names_another(params):
+        return None
+    full, vectors = params["full_matrices"], params["compute_uv"]
+    return {"full_matrices": full, "vectors": vectors, "cluster_tol": CLUSTER_TOL}
+
+
+def _names_another(params: Params) -> bool:
+    """Whether the caller chose one of JAX's algorithms."""
+    return params.get("algorithm") is not None or params.get("implementation") is not None
+
+
 # `cholesky_p` reads the lower triangle; JAX symmetrises before it and clears the upper one after.
 _TABLE = (
     _Row(
@@ -48,6 +70,8 @@ _TABLE = (
         qr_multiply_op,
         lambda params: {"adjoint": params["transpose"]} if params["left"] else None,
     ),
+    _Row(jax.lax.linalg.eigh_p, eigh_op, _eigh),
+    _Row(jax.lax.linalg.svd_p, svd_op, _svd),
 )
 
 _lock = threading.Lock()
@@ -91,13 +115,13 @@ class LinalgOverride:
 
 
 def override_jax_linalg() -> LinalgOverride:
-    """Makes JAX's own `cholesky`, `triangular_solve`, `lu` and `qr` use this library's kernels.
+    """Makes JAX's own `cholesky`, `triangular_solve`, `lu`, `qr`, `eigh` and `svd` use our kernels.
 
     These primitives of `jax.lax.linalg`, `householder_product` and `ormqr` are lowered to our
-    kernels on CPU and CUDA, so that `jnp.linalg.{cholesky, solve, inv,
-    det, slogdet, qr}`, their namesakes in `jax.scipy.linalg`, its `cho_factor`, `cho_solve`,
-    `lu_factor`, `lu_solve`, `solve_triangular` and every library and program that calls them run on
-    them without a change of theirs::
+    kernels on CPU and CUDA, so that `jnp.linalg.{cholesky, solve, inv, det, slogdet, qr, eigh,
+    eigvalsh, svd, pinv, matrix_rank, lstsq}`, their namesakes in `jax.scipy.linalg`, its
+    `cho_factor`, `cho_solve`, `lu_factor`, `lu_solve`, `solve_triangular` and every library and
+    program that calls them run on them without a change of theirs::
 
         jax_batched.override_jax_linalg()  # from here on, for the whole process
 
@@ -107,10 +131,10 @@ def override_jax_linalg() -> LinalgOverride:
     Everything but the kernel stays JAX's: the signatures, checks, symmetrising, gradients, batching
     and the NaN of a factorization that fails. What has no kernel (float16 and bfloat16, n = 0,
     symbolic n, other platforms, most calls beyond n = 512) keeps JAX's lowering. So do `qr` with
-    pivoting or with ``mode="raw"``, `ormqr` from the right, and `jnp.linalg.lstsq`, which is a
-    singular value decomposition. Results round differently; subnormal numbers are kept where JAX's
-    CPU routines flush them to zero; and a NaN in a matrix makes its whole factor NaN, where some
-    LAPACKs leave the columns before it.
+    pivoting or with ``mode="raw"``, `ormqr` from the right, `eigh` and `svd` of more than 64 rows
+    and columns, of some values only or by an algorithm that the caller names. Results round
+    differently; subnormal numbers are kept where JAX's CPU routines flush them to zero; and a NaN
+    in a matrix makes its whole factor NaN, where some LAPACKs leave the columns before it.
 
     The override acts when a program is lowered, in all threads. What JAX already compiled or
     lowered keeps what it has, on both sides: a function that ran before is not sped up, and one

@@ -69,6 +69,19 @@ class CallReader {
   MatrixView<Packed> vector_result(const char* name, int64_t size) {
     return packed(vector(name, next_result(name, 1), size));
   }
+  // `size` real numbers of each matrix; a size that is 0 is taken from the array.
+  MatrixView<Packed> real_vector_result(const char* name, int& size) {
+    const Array array = next_result(name, 1);
+    if (next_result_ == 1) {  // then the first operand says what the element type is
+      first_ = array;
+      const auto data = args_.get<ffi::AnyBuffer>(0);
+      if (data.has_value()) first_.dtype = data->element_type();
+    }
+    if (size == 0) size = static_cast<int>(array.core(0));
+    check_size(name, array, size);
+    check_dtype(name, array, real_dtype());
+    return packed(view(name, array));
+  }
   // An integer of each matrix, and `size` of them.
   int32_t* info() {
     const Array array = next_result("info", 0);

@@ -5,12 +5,14 @@
 #include <type_traits>
 
 #include "ffi/problems/cholesky.h"
+#include "ffi/problems/eigh.h"
 #include "ffi/problems/gemm.h"
 #include "ffi/problems/lu.h"
 #include "ffi/problems/qr.h"
 #include "ffi/problems/residual.h"
 #include "ffi/problems/solve_pos.h"
 #include "ffi/problems/substitution.h"
+#include "ffi/problems/svd.h"
 
 namespace jax_batched {
 
@@ -21,7 +23,7 @@ using Operations =
     List<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem,
          CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
          DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem,
-         GemmProblem, LuSubstitutionProblem>;
+         GemmProblem, LuSubstitutionProblem, EighProblem, SvdProblem>;
 
 // Those of a list that have kernels on the CPU.
 template <class... Lists>

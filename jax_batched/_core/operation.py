@@ -111,12 +111,16 @@ def composed(
     serves: Callable[[Call], bool] = lambda call: True,
     *,
     automatic_sharding: bool = False,
+    like: Callable[[Call], Call] = lambda call: call,
 ) -> Path:
-    """Made of operations that have kernels, in the range of its own and where it serves."""
+    """Made of operations that have kernels, in the range of its own and where it serves.
+
+    With `like`, in the range of the call that this makes of one.
+    """
     return Path(
         "composed",
         compute,
-        lambda call: _has_kernels(call) and serves(call),
+        lambda call: _has_kernels(like(call)) and serves(call),
         broadcasts=True,
         automatic_sharding=automatic_sharding,
     )
@@ -166,7 +170,8 @@ class Rules:
       stored: float16 and bfloat16 are accepted as storage: what no kernel takes as it is is
         computed in float32 and rounded once.
       columns: whether a core dimension that only one operand has is made of independent columns.
-      hidden: how many of the last results are workspace that callers do not see.
+      hidden: given the parameters, how many of the last results are workspace that callers do not
+        see. A path other than a kernel leaves them out.
     """
 
     signature: Callable[[Params], str]
@@ -182,7 +187,7 @@ class Rules:
     result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
     stored: bool = False
     columns: bool = True
-    hidden: int = 0
+    hidden: Callable[[Params], int] = lambda params: 0
 
     def lax(self, *operands: Array, **params: Any) -> Sequence[Array]:
         """The last path."""
@@ -245,7 +250,7 @@ class Operation:
             for x, core in zip(operands, cores, strict=True)
         ]
         results = self._bind(aligned, params)
-        return results[: len(results) - self.rules.hidden]
+        return results[: len(results) - self.rules.hidden(_own(params))]
 
     def _bind(self, operands: Sequence[Array], params: Params) -> list[Array]:
         """Binds operands of equal batch rank; folds the batch dimensions that are columns.
@@ -375,10 +380,11 @@ class Operation:
         if self._is_stored(dtype):
             dtypes = self._result_dtypes(params, dtype)
             results, derivatives = _cast(results, dtypes), _cast(derivatives, dtypes)
-        if self.rules.hidden:  # nobody reads these
+        hidden = self.rules.hidden(_own(params))
+        if hidden:  # nobody reads these
             types = jax.eval_shape(functools.partial(self.primitive.bind, **params), *primals)
             results = [*results, *(jnp.zeros(x.shape, x.dtype) for x in types[len(results) :])]
-            derivatives = [*derivatives, *[None] * self.rules.hidden]
+            derivatives = [*derivatives, *[None] * hidden]
         return list(results), [
             ad.Zero(jax.typeof(x).to_tangent_aval()) if t is None else t
             for x, t in zip(results, derivatives, strict=True)
@@ -395,7 +401,7 @@ class Operation:
             )
         primals = tuple(None if i in sought else x for i, x in enumerate(operands))
         given = tuple(None if isinstance(ct, ad.Zero) else ct for ct in cotangents)
-        given = given[: len(given) - self.rules.hidden]
+        given = given[: len(given) - self.rules.hidden(_own(params))]
         with mask.only(where):
             found = self.rules.transpose(_own(params), primals, given)
         results: list[Any] = [None] * (len(operands) + (where is not None))
@@ -459,6 +465,8 @@ class Operation:
                 results: Any = [jnp.zeros(aval.shape, aval.dtype) for aval in ctx.avals_out]
             else:
                 results = computed(data, where)
+                workspace = ctx.avals_out[len(results) :]
+                results = [*results, *(jnp.zeros(aval.shape, aval.dtype) for aval in workspace)]
             return results if where is None else self._cleared(results, where, signature)
 
         def computed(data: Sequence[Array], where: Array | None) -> Sequence[Array]:

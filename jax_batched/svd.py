@@ -1,0 +1,307 @@
+"""Singular value decompositions, and what follows from them."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jax_batched import _checks, _lapack
+from jax_batched._core import Call, Operation, Params, Rules, composed, kernel, lax, mask
+from jax_batched._core.signature import smaller
+from jax_batched._matrix import (
+    adjoint,
+    matmul,
+    normalised,
+    not_finite,
+    real_dtype,
+    reciprocals,
+    spoilt,
+    triangle,
+)
+from jax_batched.eigh import CLUSTER_TOL, tolerance
+from jax_batched.qr import has_many_rows, qr_multiply_op, qr_op
+
+Array = jax.Array
+
+
+class SVDResult(NamedTuple):
+    """Singular vectors and values, ``a = U diag(S) Vh``."""
+
+    U: Array
+    S: Array
+    Vh: Array
+
+
+jax.export.register_namedtuple_serialization(SVDResult, serialized_name="jax_batched.SVDResult")
+
+
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = ...,
+    compute_uv: Literal[True] = ...,
+    *,
+    cluster_tol: float = ...,
+    where: ArrayLike | None = ...,
+    return_info: Literal[False] = ...,
+) -> SVDResult: ...
+
+
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool,
+    compute_uv: Literal[False],
+    *,
+    cluster_tol: float = ...,
+    where: ArrayLike | None = ...,
+    return_info: Literal[False] = ...,
+) -> Array: ...
+
+
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = ...,
+    *,
+    compute_uv: Literal[False],
+    cluster_tol: float = ...,
+    where: ArrayLike | None = ...,
+    return_info: Literal[False] = ...,
+) -> Array: ...
+
+
+@overload
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = ...,
+    compute_uv: bool = ...,
+    *,
+    cluster_tol: float = ...,
+    where: ArrayLike | None = ...,
+    return_info: bool,
+) -> SVDResult | Array | tuple[Array, ...]: ...
+
+
+def svd(
+    a: ArrayLike,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    *,
+    cluster_tol: float = CLUSTER_TOL,
+    where: ArrayLike | None = None,
+    return_info: bool = False,
+) -> SVDResult | Array | tuple[Array, ...]:
+    """Singular value decomposition of each matrix of a batch, ``a = u diag(s) vh``.
+
+    The signature of `jax.numpy.linalg.svd` without its last two arguments, and more options.
+
+    Args:
+      a: matrices of shape ``(..., m, n)``; float32, float64, complex64 or complex128.
+      full_matrices: u of shape ``(..., m, m)`` and vh ``(..., n, n)``; otherwise ``(..., m, k)``
+        and ``(..., k, n)``, k = min(m, n).
+      compute_uv: otherwise the singular values alone are returned.
+      cluster_tol: of derivatives. Singular values that differ by no more than
+        ``cluster_tol max(m, n) eps max(s)`` count as equal, and those that are no larger as zero.
+        0: only the same ones do.
+      where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
+        are zero, ``info`` is -1 and a counts for nothing.
+      return_info: also return ``info``.
+
+    Returns:
+      ``(u, s, vh)``: s is real, descending, of shape ``(..., k)``. Where it is zero, u and vh are
+      completed to orthonormal columns and rows. With return_info ``(u, s, vh, info)``, or
+      ``(s, info)``: info is int32 of shape ``(...)``, 0, or the number of pairs of columns that did
+      not become orthogonal. A matrix with NaN or inf has NaN for a result, and ``info`` is k; no
+      other is affected.
+
+    Raises:
+      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
+      ValueError: a is not a batch of matrices, cluster_tol is not a number from 0 on, or where has
+        another shape.
+
+    The derivatives of the vectors have 1 / (s_j - s_i), 1 / (s_j + s_i) and 1 / s_i. Where singular
+    values count as equal, or both as zero, these are replaced by 0: see `eigh`. Columns of a full u
+    or vh beyond k move with the others, by the smallest step.
+
+    Algorithm: one-sided Jacobi (Hestenes, 1958) of a square matrix; of another one, of R of the QR
+    factorization of a or its conjugate transpose (Chan, 1982).
+    """
+    (matrix,), dtype = _checks.operands("svd", a=a)
+    _checks.matrix("svd", "a", matrix)
+    options: dict[str, Any] = {
+        "full_matrices": _checks.flag("svd", "full_matrices", full_matrices),
+        "vectors": _checks.flag("svd", "compute_uv", compute_uv),
+        "cluster_tol": tolerance("svd", cluster_tol),
+    }
+    vectors = options["vectors"]
+    wanted = _checks.mask("svd", where, matrix.shape[:-2])
+    if 0 in matrix.shape[-2:]:
+        s, *others, info = _empty(matrix, **options)
+        if wanted is not None:
+            others = [mask.kept(x, wanted, 2) for x in others]
+            info = mask.kept(info, wanted, 0, -1)
+    else:
+        s, *others, info = svd_op(matrix, **options, where=wanted)
+    s = s.astype(real_dtype(dtype))
+    results: tuple[Array, ...] = (s,)
+    if vectors:
+        u, vh = (x.astype(dtype) for x in others)
+        results = SVDResult(u, s, vh)
+    if _checks.flag("svd", "return_info", return_info):
+        return (*results, info)
+    return results if vectors else s
+
+
+def _derivative(
+    u: Array, s: Array, vh: Array, da: Array, *, cluster_tol: float
+) -> tuple[Array, Array, Array]:
+    """With P = U^H da V, X = U^H dU and Y = V^H dV: ds = diag(P) and, of both skew matrices,
+    (X + Y)_ij = (P + P^H)_ij / (s_j - s_i) and (X - Y)_ij = (P - P^H)_ij / (s_j + s_i).
+
+    What of dU is beyond the columns of U is da V / s, of dV da^H U / s.
+    """
+    k = s.shape[-1]
+    size = max(u.shape[-2], vh.shape[-1])
+    v = adjoint(vh)
+    thin_u, thin_v = u[..., :, :k], v[..., :, :k]
+    moved, turned = matmul(da, thin_v), matmul(adjoint(da), thin_u)
+    p = matmul(adjoint(thin_u), moved)
+    p_adjoint = adjoint(p)
+    least = cluster_tol * size * np.finfo(s.dtype).eps * jnp.max(s, -1, initial=0)[..., None]
+    differences, sums = (s[..., None, :] - s[..., :, None], s[..., None, :] + s[..., :, None])
+    other = ~jnp.eye(k, dtype=bool)
+    if cluster_tol != 0:
+        other = other & (jnp.abs(differences) > least[..., None])
+    both = (p + p_adjoint) * reciprocals(differences, other).astype(p.dtype)
+    apart = (p - p_adjoint) * reciprocals(sums, sums > 2 * least[..., None]).astype(p.dtype)
+    inverse = reciprocals(s, s > least).astype(p.dtype)[..., None, :]
+    ds = jnp.real(jnp.diagonal(p, axis1=-2, axis2=-1))
+    du = _moved(u, (both + apart) / 2, moved, inverse)
+    dv = _moved(v, (both - apart) / 2, turned, inverse)
+    return ds, du, adjoint(dv)
+
+
+def _moved(q: Array, skew: Array, moved: Array, inverse: Array) -> Array:
+    """dQ of Q = (Q_1 Q_2): dQ_1 is Q_1 X and, outside of the range of Q_1, moved / s.
+
+    With Z = Q_2^H moved / s, dQ_1 = Q_1 X + Q_2 Z and dQ_2 = -Q_1 Z^H.
+    """
+    k = skew.shape[-1]
+    rows, columns = q.shape[-2:]
+    first, second = q[..., :, :k], q[..., :, k:]
+    dq = matmul(first, skew)
+    if rows == k:
+        return dq
+    if columns == k:
+        outside = moved - matmul(first, matmul(adjoint(first), moved))
+        return dq + outside * inverse
+    z = matmul(adjoint(second), moved) * inverse
+    return jnp.concatenate([dq + matmul(second, z), -matmul(first, adjoint(z))], axis=-1)
+
+
+def _jvp(
+    params: Params, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    (a,), (da,) = primals, tangents
+    if da is None:
+        results = svd_op(a, **params)
+        return results, [None] * len(results)
+    full = params["full_matrices"] and params["vectors"]
+    s, u, vh, info = svd_op(a, **{**params, "full_matrices": full, "vectors": True})
+    if not params["vectors"]:
+        p = jnp.sum(jnp.conj(u) * matmul(da, adjoint(vh)), axis=-2)
+        return (s, info), (jnp.real(p), None)
+    ds, du, dvh = _derivative(u, s, vh, da, cluster_tol=params["cluster_tol"])
+    return (s, u, vh, info), (ds, du, dvh, None)
+
+
+def _turned(call: Call) -> Call:
+    """The call for the transposes of wide matrices."""
+    m, n = call.sizes["m"], call.sizes["n"]
+    wide = isinstance(m, int) and isinstance(n, int) and m < n
+    return call._replace(sizes={**call.sizes, "m": n, "n": m}) if wide else call
+
+
+def _is_square(call: Call) -> bool:
+    return bool(call.sizes["m"] == call.sizes["n"])
+
+
+def _by_qr(a: Array, **params: Any) -> Sequence[Array]:
+    """Of R of a or, if it is wide, of its conjugate transpose."""
+    m, n = a.shape[-2:]
+    if m < n:
+        s, *others, info = _by_qr(adjoint(a), **params)
+        return (s, *(adjoint(x) for x in reversed(others)), info)
+    if m == n:
+        return svd_op(a, **params)
+    if not params["vectors"]:
+        (r,) = qr_op(a, mode="r")
+        return svd_op(r, **params)
+    full = params["full_matrices"]
+    if has_many_rows(m, n) and not full:
+        q, r = qr_op(a, mode="reduced")
+        s, u, vh, info = svd_op(r, **params)
+        return s, matmul(q, u), vh, info
+    reflections, taus = qr_op(a, mode="raw")
+    s, inner, vh, info = svd_op(triangle(reflections[..., :n, :], upper=True), **params)
+    below = jnp.zeros((*inner.shape[:-2], m - n, n), inner.dtype)
+    columns = jnp.concatenate([inner, below], axis=-2)
+    if full:
+        rest = jnp.eye(m, m - n, -n, dtype=a.dtype)
+        rest = jnp.broadcast_to(rest, (*inner.shape[:-2], m, m - n))
+        columns = jnp.concatenate([columns, rest], axis=-1)
+    (u,) = qr_multiply_op(reflections, taus, columns, adjoint=False)
+    return s, u, vh, info
+
+
+def _lax(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) -> Sequence[Array]:
+    del cluster_tol
+    k = smaller(*a.shape[-2:])
+    bad = not_finite(a)
+    scaled, back = normalised(jnp.where(bad[..., None, None], 0, a))
+    s, *vectors_of_a = _lapack.svd(scaled, full_matrices=full_matrices, compute_uv=vectors)
+    results = (s * back[..., 0], *vectors_of_a)
+    failed = bad | jnp.isnan(results[0]).any(-1)
+    info = jnp.where(failed, k, 0).astype(jnp.int32)
+    finished = [
+        spoilt(x, failed.reshape(*failed.shape, *[1] * (x.ndim - failed.ndim))) for x in results
+    ]
+    return (*finished, info)
+
+
+def _empty(a: Array, *, full_matrices: bool, vectors: bool, cluster_tol: float) -> Sequence[Array]:
+    """No singular values, and what completes no vectors to a basis."""
+    del cluster_tol
+    batch, (m, n) = a.shape[:-2], a.shape[-2:]
+    s, info = jnp.zeros((*batch, 0), real_dtype(a.dtype)), jnp.zeros(batch, jnp.int32)
+    if not vectors:
+        return s, info
+    u, vh = (jnp.broadcast_to(jnp.eye(x, dtype=a.dtype), (*batch, x, x)) for x in (m, n))
+    return (s, u, vh, info) if full_matrices else (s, u[..., :, :0], vh[..., :0, :], info)
+
+
+def _signature(params: Params) -> str:
+    if not params["vectors"]:
+        return "(m,n)->(k),()"
+    return "(m,n)->(k),(m,m),(n,n),()" if params["full_matrices"] else "(m,n)->(k),(m,k),(k,n),()"
+
+
+svd_op: Operation = Operation(
+    "svd",
+    Rules(
+        signature=_signature,
+        paths=(kernel(_is_square), composed(_by_qr, like=_turned), lax(_lax)),
+        sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
+        jvp=_jvp,
+        result_dtypes=lambda params, data: (
+            (real_dtype(data), data, data, jnp.int32)
+            if params["vectors"]
+            else (real_dtype(data), jnp.int32)
+        ),
+    ),
+)
