@@ -244,8 +244,8 @@ def test_lu_solve(dtype):
 @pytest.mark.parametrize("trans", range(3))
 def test_substitution_with_factors(trans, dtype):
     """Around the sizes of its kernels, of one column and several; a matrix's bits are its own."""
-    for n in (1, 3, 8, 9, 16, 17, 32, 33, 48, 63, 64, 65):
-        for columns in (1, 5):
+    for n in (1, 8, 9, 16, 17, 33, 48, 64, 65):
+        for columns in (1, 5) if n in (9, 33) else (1 + n % 2 * 4,):
             a = matrices(dtype, n, n)
             b = normal(np.random.default_rng(n), dtype, (BATCH, n, columns)).astype(dtype)
             factors = jb.lu_factor(a)
@@ -255,11 +255,10 @@ def test_substitution_with_factors(trans, dtype):
             growth = np.abs(np.asarray(factors[0])).max((1, 2)) / np.abs(a).max((1, 2))
             ratio = solve_ratio(np.finfo(dtype).eps, op, wide(b), wide(x)) / np.maximum(growth, 1)
             assert ratio.max() <= MAX_RATIO, (n, columns)
-            for i in (0, BATCH - 1):
-                alone = ops.compiled(
-                    lambda f, b: jb.lu_solve(f, b, trans), tuple(y[i] for y in factors), b[i]
-                )
-                assert ops.same_bits(alone, np.asarray(x)[i]), (n, columns)
+            if n in (9, 33):
+                last = tuple(y[-1] for y in factors)
+                alone = ops.compiled(lambda f, b: jb.lu_solve(f, b, trans), last, b[-1])
+                assert ops.same_bits(alone, np.asarray(x)[-1]), (n, columns)
 
 
 def test_what_lu_solve_refuses():
