@@ -127,8 +127,8 @@ def eigh(
     at equal eigenvalues.
 
     Algorithm: tridiagonalisation and implicit QR with Wilkinson's shifts (Golub and Van Loan,
-    "Matrix computations", section 8.3); rotations of all sweeps are applied to the rows of V
-    several at a time.
+    "Matrix computations", section 8.3), the rotations of two sweeps applied at once; for the
+    smallest matrices Jacobi's method.
     """
     (matrix,), dtype, options, wanted = _call("eigh", a, UPLO, symmetrize_input, lower, where)
     v, w, info = eigh_op(

@@ -115,9 +115,9 @@ def svd(
     Returns:
       ``(u, s, vh)``: s is real, descending, of shape ``(..., k)``. Where it is zero, u and vh are
       completed to orthonormal columns and rows. With return_info ``(u, s, vh, info)``, or
-      ``(s, info)``: info is int32 of shape ``(...)``, 0, or the number of pairs of columns that did
-      not become orthogonal. A matrix with NaN or inf has NaN for a result, and ``info`` is k; no
-      other is affected.
+      ``(s, info)``: info is int32 of shape ``(...)``, 0, or the number of elements or of pairs of
+      columns that did not converge. A matrix with NaN or inf has NaN for a result, and ``info`` is
+      k; no other is affected.
 
     Raises:
       TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
@@ -128,8 +128,9 @@ def svd(
     values count as equal, or both as zero, these are replaced by 0: see `eigh`. Columns of a full u
     or vh beyond k move with the others, by the smallest step.
 
-    Algorithm: one-sided Jacobi (Hestenes, 1958) of a square matrix; of another one, of R of the QR
-    factorization of a or its conjugate transpose (Chan, 1982).
+    Algorithm: of a square matrix, on the CPU implicit QR of a bidiagonal matrix (Golub and Reinsch,
+    1970), on CUDA and for 2 x 2 and 3 x 3 one-sided Jacobi (Hestenes, 1958). Of another matrix that
+    of R of the QR factorization of a or its conjugate transpose (Chan, 1982).
     """
     (matrix,), dtype = _checks.operands("svd", a=a)
     _checks.matrix("svd", "a", matrix)

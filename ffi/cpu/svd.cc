@@ -4,11 +4,6 @@ namespace jax_batched::cpu::JAX_BATCHED_ISA {
 namespace {
 
 template <class T>
-int64_t scratch_of(int64_t n) {
-  return SvdGroup<T>::bytes(n) + n * kLanes<T> * static_cast<int64_t>(sizeof(int32_t));
-}
-
-template <class T>
 void run_group(const SvdProblem& p, SvdGroup<T>& g, int32_t* places, int64_t m, int64_t end) {
   using R = Real<T>;
   using S = Simd<R>;
@@ -53,22 +48,10 @@ void run_group(const SvdProblem& p, SvdGroup<T>& g, int32_t* places, int64_t m, 
 
 template <>
 Kernel<SvdProblem> kernel() {
-  const auto run = [](const SvdProblem& p, int64_t begin, int64_t end, void* scratch) {
-    with_element_type(p.dtype, [&](auto t) {
-      using T = decltype(t);
-      auto g = SvdGroup<T>::in(scratch, p.n);
-      auto* places = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + g.bytes(p.n));
-      for (int64_t m = begin; m < end; m += kLanes<T>) run_group<T>(p, g, places, m, end);
-    });
-  };
-  const auto scratch_bytes = [](const SvdProblem& p) {
-    return with_element_type(p.dtype,
-                             [&](auto t) -> size_t { return scratch_of<decltype(t)>(p.n); });
-  };
-  const auto group = [](const SvdProblem& p) {
-    return with_element_type(p.dtype, [](auto t) { return Group{kLanes<decltype(t)>, 1}; });
-  };
-  return {run, scratch_bytes, group};
+  return kernel_of_groups<SvdProblem, SvdGroup>(
+      [](const SvdProblem& p, auto& group, int32_t* places, int64_t m, int64_t end) {
+        run_group(p, group, places, m, end);
+      });
 }
 
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA

@@ -1,8 +1,9 @@
 // Singular value decompositions of square matrices, A = U diag(s) V^H.
 //
 // s descends. Where it is zero, U and V are completed to bases all the same. info is 0, or the
-// number of pairs of columns that did not become orthogonal. A matrix with NaN or inf has NaN in
-// all results, and info = n. (Of other shapes a QR factorization comes first.)
+// number of elements beside a diagonal, or of pairs of columns, that did not converge. A matrix
+// with NaN or inf has NaN in all results, and info = n. (Of other shapes a QR factorization comes
+// first.)
 #pragma once
 
 #include "ffi/common/problem.h"
@@ -38,7 +39,7 @@ struct SvdProblem : MaskedProblem {
   }
   Work work() const {
     const int64_t cubes = int64_t{n} * n * n;
-    return {(vectors ? 30 : 15) * cubes + 60 * int64_t{n} * n, (vectors ? 3 : 1) * int64_t{n} * n};
+    return {(vectors ? 11 : 4) * cubes + 60 * int64_t{n} * n, (vectors ? 3 : 1) * int64_t{n} * n};
   }
 };
 

@@ -585,4 +585,28 @@ JAX_BATCHED_INLINE void scatter(Simd<R> x, const int32_t* places, int64_t distan
   }
 }
 
+// The kernel of an operation that has groups alone, of any number of matrices: Of<T> in scratch,
+// and f(p, group, places, m, end), which computes the matrices m, ... of a group.
+template <class P, template <class> class Of, class F>
+Kernel<P> kernel_of_groups(F) {
+  const auto run = [](const P& p, int64_t begin, int64_t end, void* scratch) {
+    with_element_type(p.dtype, [&](auto t) {
+      using T = decltype(t);
+      auto group = Of<T>::in(scratch, p.n);
+      auto* places = reinterpret_cast<int32_t*>(static_cast<char*>(scratch) + group.bytes(p.n));
+      for (int64_t m = begin; m < end; m += kLanes<T>) F{}(p, group, places, m, end);
+    });
+  };
+  const auto scratch_bytes = [](const P& p) {
+    return with_element_type(p.dtype, [&](auto t) -> size_t {
+      using T = decltype(t);
+      return Of<T>::bytes(p.n) + p.n * kLanes<T> * static_cast<int64_t>(sizeof(int32_t));
+    });
+  };
+  const auto group = [](const P& p) {
+    return with_element_type(p.dtype, [](auto t) { return Group{kLanes<decltype(t)>, 1}; });
+  };
+  return {run, scratch_bytes, group};
+}
+
 }  // namespace jax_batched::cpu::JAX_BATCHED_ISA

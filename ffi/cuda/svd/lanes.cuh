@@ -338,8 +338,10 @@ __global__ void __launch_bounds__(SvdLanes<T, kLanes, kRows, kVInShared>::kThrea
   const int own = threadIdx.x / Lanes::kGroup, bytes = Lanes::bytes_of(n, p.vectors);
   const int64_t entry = first + own;
   const bool wanted = entry < p.batch && is_wanted(p, entry);
-  Lanes lanes{
-      .n = n, .vectors = p.vectors, .columns = reinterpret_cast<T*>(dynamic_shared + own * bytes)};
+  Lanes lanes{.n = n,
+              .vectors = p.vectors,
+              .columns = reinterpret_cast<T*>(dynamic_shared + own * bytes),
+              .outside = !kVInShared && p.vectors ? p.vh.at<T>(entry, n, n) : nullptr};
   lanes.load(wanted ? matrix_at<const T>(p.a, entry, n, n) : nullptr,
              reinterpret_cast<R*>(dynamic_shared + Lanes::kMatrices * bytes));
   lanes.orthogonalize();
