@@ -42,6 +42,8 @@ ONE_TRIANGLE = tuple(op for op in USUAL_OPERATIONS if op != "cholesky_symmetrize
 GENERAL = ("lu", "solve_gen", "inv")
 FROM_LU = ("det", "slogdet", "grad_solve_gen", "grad_inv", "grad_slogdet")
 REFLECTIONS = ("qr", "qr_r")
+SPECTRAL = ("eigh", "eigvalsh", "svd")
+OF_SIZES = ("gemm_sizes", "cholesky_sizes")
 BY_REFLECTIONS = {
     "qr_tall": "`qr` of 8 n rows",
     "lstsq": "`lstsq` of 2 n rows, one right-hand side",
@@ -400,6 +402,8 @@ SECTIONS: dict[str, Callable[[Path, Path], Iterator[str]]] = {
     "general": partial(family, GENERAL),
     "general_more": partial(family, (*GENERAL, *FROM_LU), mebibytes=64),
     "reflections": partial(family, REFLECTIONS),
+    "spectral": partial(family, SPECTRAL),
+    "of_sizes": partial(family, OF_SIZES, mebibytes=512),
     "by_reflections": by_reflections,
     "pytorch": pytorch,
     "cores": cores,
