@@ -257,7 +257,8 @@ def eigh_function(
         return v, w
 
     def product(v: Array, x: Array) -> Array:
-        return matmul(v * x[..., None, :], adjoint(v))
+        v = v.astype(np.result_type(v.dtype, x.dtype))
+        return matmul(v * x.astype(v.dtype)[..., None, :], adjoint(v))
 
     @jax.custom_jvp
     def function(h: Array, constants: Sequence[Any], others: Sequence[Any]) -> Array:
@@ -270,8 +271,10 @@ def eigh_function(
         v, w = decompose(h)
         values, dvalues = jax.jvp(lambda *c: pure(w, *c), tuple(constants), tuple(dconstants))
         quotients = _divided_differences(w, values, lambda x: slope(x, *others))
-        inner = quotients * matmul(adjoint(v), matmul(dh, v))
-        return product(v, values), matmul(matmul(v, inner), adjoint(v)) + product(v, dvalues)
+        inner = matmul(adjoint(v), matmul(dh, v))
+        kind = np.result_type(inner.dtype, quotients.dtype)
+        inner, wide = quotients.astype(kind) * inner.astype(kind), v.astype(kind)
+        return product(v, values), matmul(matmul(wide, inner), adjoint(wide)) + product(v, dvalues)
 
     result = function(hermitian, constants, others)
     if wanted is not None:
@@ -291,11 +294,12 @@ def _divided_differences(w: Array, values: Array, slope: Callable[[Array], Array
     gap = one - other
     limit = (100 * np.finfo(w.dtype).eps) ** 0.2
     close = jnp.abs(gap) <= limit * jnp.maximum(jnp.abs(one), jnp.abs(other))
-    quotient = (values[..., :, None] - values[..., None, :]) / jnp.where(close, 1, gap)
+    divisor = jnp.where(close, 1, gap).astype(values.dtype)
+    quotient = (values[..., :, None] - values[..., None, :]) / divisor
     ends = slope(jnp.broadcast_to(one, gap.shape))
     middle = slope(jnp.where(close, (one + other) / 2, one))
     mean = (ends + 4 * middle + jnp.swapaxes(ends, -1, -2)) / 6
-    return jnp.where(close, mean, quotient)
+    return jnp.where(close, mean.astype(quotient.dtype), quotient)
 
 
 def _call(
@@ -348,7 +352,7 @@ def _jvp(
     gaps = w[..., None, :] - w[..., :, None]
     least = params["cluster_tol"] * w.shape[-1] * np.finfo(w.dtype).eps
     largest = jnp.max(jnp.abs(w), axis=-1, initial=0)[..., None, None]
-    same = jnp.eye(w.shape[-1], dtype=bool)
+    same = jnp.broadcast_to(jnp.eye(w.shape[-1], dtype=bool), gaps.shape)
     if params["cluster_tol"] != 0:
         same = same | (jnp.abs(gaps) <= least * largest)
     dv = matmul(v, inner * reciprocals(gaps, ~same).astype(v.dtype))

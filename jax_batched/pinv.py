@@ -221,7 +221,7 @@ def _signed_factors(a: Array, rotation: bool) -> tuple[Array, Array, Array]:
     if not rotation:
         return u, s, vh
     (of_u,), (of_vh,) = det_op(u), det_op(vh)
-    last = jnp.arange(s.shape[-1]) == s.shape[-1] - 1
+    last = jnp.broadcast_to(jnp.arange(s.shape[-1]) == s.shape[-1] - 1, s.shape)
     sign = jnp.where(last, jax.lax.stop_gradient(jnp.round(of_u * of_vh))[..., None], 1)
     return u * sign[..., None, :], s * sign, vh
 

@@ -175,7 +175,7 @@ def _derivative(
     p_adjoint = adjoint(p)
     least = cluster_tol * size * np.finfo(s.dtype).eps * jnp.max(s, -1, initial=0)[..., None]
     differences, sums = (s[..., None, :] - s[..., :, None], s[..., None, :] + s[..., :, None])
-    other = ~jnp.eye(k, dtype=bool)
+    other = jnp.broadcast_to(~jnp.eye(k, dtype=bool), differences.shape)
     if cluster_tol != 0:
         other = other & (jnp.abs(differences) > least[..., None])
     both = (p + p_adjoint) * reciprocals(differences, other).astype(p.dtype)
