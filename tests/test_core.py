@@ -67,7 +67,7 @@ qr_op = Operation(
         sizes=lambda params, sizes: {"k": min(sizes["m"], sizes["n"]), "w": 5},
         jvp=lambda params, primals, tangents: jax.jvp(lambda a: _qr(a)[:2], primals, tangents),
         result_dtypes=(None, None, None),
-        hidden=1,
+        hidden=lambda params: 1,
     ),
 )
 

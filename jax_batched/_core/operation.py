@@ -171,7 +171,7 @@ class Rules:
         computed in float32 and rounded once.
       columns: whether a core dimension that only one operand has is made of independent columns.
       hidden: given the parameters, how many of the last results are workspace that callers do not
-        see. A path other than a kernel leaves them out.
+        see. A path other than a kernel may leave them out.
     """
 
     signature: Callable[[Params], str]
