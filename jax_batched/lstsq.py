@@ -156,8 +156,9 @@ def _described(
 def _rank(r: Array, size: Array | int) -> Array:
     """The rank, from the diagonal of R and the larger number of rows or columns."""
     diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
-    relative = jnp.asarray(size, diagonal.dtype)[..., None] * np.finfo(r.dtype).eps
-    tolerance = relative * jnp.max(diagonal, axis=-1, keepdims=True)
+    relative = jnp.asarray(size, diagonal.dtype) * np.finfo(r.dtype).eps
+    largest = jnp.max(diagonal, axis=-1)
+    tolerance = (jnp.broadcast_to(relative, largest.shape) * largest)[..., None]
     return jnp.sum(diagonal > tolerance, axis=-1, dtype=jnp.int32)
 
 

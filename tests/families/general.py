@@ -4,6 +4,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from rows import Kind, Op, Solve, hermitian_from, strict_triangle
 
@@ -156,5 +158,9 @@ ROWS = [
 ]
 SOLVERS = {"solve": jb.solve, "refined_solve": lambda a, b: jb.refined_solve(a, b)[0]}
 # Of a general square matrix, without a row.
-PROGRAMS = {"factors": lambda a: (jb.lu(a), jb.det(a), jb.slogdet(a))}
+PROGRAMS = {
+    "factors": lambda a: (jb.lu(a), jb.det(a), jb.slogdet(a)),
+    "gradient_of_solve": jax.grad(lambda a: jnp.real(jb.solve(a, a + 1)).sum()),
+    "products": lambda a: jb.blas.gemm(a, a, trans_b=2, sizes=(2, 3, None)),
+}
 SQUARE = {"inv": jb.inv, "solve": lambda a: jb.solve(a, np.ones(a.shape[-1]))}
