@@ -15,7 +15,7 @@ from pathlib import Path
 MAX_SECONDS = 60 * 60  # some 25 minutes on 2 cores; others are busy
 # Of the module for one architecture (sm_90 in CI): now, and with all families to come. Whoever
 # brings a family raises the first.
-MAX_MODULE_MIB = 20
+MAX_MODULE_MIB = 22
 BUDGET_MIB = 25
 ROOT = Path(__file__).parents[1]
 
