@@ -152,7 +152,6 @@ def _described(
     return x, jnp.sum(jnp.real(residual * jnp.conj(residual)), axis=-2), rank, info
 
 
-@jax.jit
 def _rank(r: Array, size: Array | int) -> Array:
     """The rank, from the diagonal of R and the larger number of rows or columns."""
     diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
@@ -160,6 +159,9 @@ def _rank(r: Array, size: Array | int) -> Array:
     largest = jnp.max(diagonal, axis=-1)
     tolerance = (jnp.broadcast_to(relative, largest.shape) * largest)[..., None]
     return jnp.sum(diagonal > tolerance, axis=-1, dtype=jnp.int32)
+
+
+_rank_of_one_size = jax.jit(_rank, static_argnums=1)
 
 
 def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
@@ -170,7 +172,7 @@ def _by_qr(a: Array, b: Array) -> tuple[Array, Array, Array]:
     x = apply_pseudoinverse(system, factors, b, adjoint=not tall)
     r = factors[_where_r_is(*system.shape[-2:])]
     info = _bad_pivot(r)
-    return _spoilt(x, info), _rank(r, max(m, n)), info
+    return _spoilt(x, info), _rank_of_one_size(r, max(m, n)), info
 
 
 def _by_qr_of_parts(
