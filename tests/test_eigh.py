@@ -306,3 +306,13 @@ def test_what_is_refused():
         w, v, info = jb.eigh(jnp.zeros(shape), return_info=True)
         assert (w.shape, v.shape, info.shape) == (shape[:-1], shape, shape[:-2])
         assert jb.eigvalsh(jnp.zeros(shape)).shape == shape[:-1]
+
+
+def test_workspace_is_no_nan():
+    """Outside jit jax.debug_nans looks at it, wherever memory held NaN before."""
+    a = jnp.broadcast_to(jnp.eye(6), (64, 6, 6))
+    for _ in range(5):
+        freed = [jnp.full((64, 6), jnp.nan).block_until_ready() for _ in range(4)]
+        del freed
+        with jax.debug_nans(True):
+            np.testing.assert_array_equal(jb.eigvalsh(a), np.ones((64, 6)))

@@ -261,6 +261,17 @@ def test_substitution_with_factors(trans, dtype):
                 assert ops.same_bits(alone, np.asarray(x)[-1]), (n, columns)
 
 
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_a_zero_on_the_diagonal_divides(dtype):
+    """Of U: inf or NaN in its own system, as from any division."""
+    factors = np.array([[[1, 1], [0, 0]], [[2, 1], [0, 4]]], dtype)
+    pivots, b = np.array([[0, 1]] * 2, np.int32), np.array([[1], [2]], dtype)
+    for trans in range(3):
+        x = np.asarray(jax.jit(lambda b, t=trans: jb.lu_solve((factors, pivots), b, t))(b))
+        assert not np.isfinite(x[0]).all()
+        assert np.isfinite(x[1]).all()
+
+
 def test_what_lu_solve_refuses():
     factors, pivots = jb.lu_factor(np.eye(3))
     with pytest.raises(TypeError, match="lu_solve: lu_and_piv must be a pair"):

@@ -349,3 +349,26 @@ def test_empty_shapes_and_what_is_refused():
         jb.polar(np.ones((2, 3)), rotation=True)
     with pytest.raises(TypeError, match="polar: rotation=True takes real matrices"):
         jb.polar(np.eye(3, dtype=complex), rotation=True)
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_zeros_with_a_sign_beside_others(dtype):
+    """A neighbour's sweeps turn -0 into 0, but not the sign of a vector."""
+    signed = np.diag(np.array([1, -0.0, 1, 1], dtype))
+    random = normal(np.random.default_rng(0), dtype, (3, 4, 4)).astype(dtype)
+    alone = jb.svd(signed)
+    beside = jb.svd(np.concatenate([signed[None], random]))
+    for one, all_of_them in zip(alone, beside, strict=True):
+        assert ops.same_bits(one, all_of_them[0])
+
+
+@pytest.mark.parametrize("kernel", ops.KERNELS if jax.default_backend() == "cpu" else ("",))
+def test_nan_in_one_part(kernel):
+    a = np.eye(4, dtype="complex64")
+    a[2, 1] = a[1, 2] = complex(0.5, np.nan)
+    s, info = ops.compiled(
+        lambda a: jb.svd(a, compute_uv=False, return_info=True), a, kernel=kernel
+    )
+    assert np.isnan(s).all() and info == 4
+    w, info = ops.compiled(lambda a: jb.eigvalsh(a, return_info=True), a, kernel=kernel)
+    assert np.isnan(w).all() and info == 4

@@ -78,6 +78,7 @@ class CallReader {
       if (data.has_value()) first_.dtype = data->element_type();
     }
     if (size == 0) size = static_cast<int>(array.core(0));
+    require(size > 0, "an empty result");
     check_size(name, array, size);
     check_dtype(name, array, real_dtype());
     return packed(view(name, array));

@@ -20,6 +20,10 @@ void run_group(const EighProblem& p, EighGroup<T>& g, int32_t* places, int64_t m
     const S value = select(finite, g.d[i] * scales.back + zero, nan);
     scatter(value, places + i * kLanes<T>, 1, values.lane, 0);
   }
+  if (!p.vectors) {  // nobody reads it, but jax.debug_nans would
+    std::fill(p.workspace.at<R>(m, n), p.workspace.at<R>(std::min<int64_t>(m + kLanes<T>, end), n),
+              R(0));
+  }
   if (p.vectors) {
     const auto vectors = group_of<T>(p.v, n * n, m, end);
     for (int64_t row = 0; row < g.q.rows(); ++row) {

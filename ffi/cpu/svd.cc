@@ -13,8 +13,8 @@ void run_group(const SvdProblem& p, SvdGroup<T>& g, int32_t* places, int64_t m, 
   const auto finite = g.prepare(&scales);
   S info = p.vectors ? g.template decompose<true>() : g.template decompose<false>();
   const S zero(R(0)), nan(kNaN<R>);
-  for (int64_t i = 0; i < n; ++i) {  // descending; a sign goes to V
-    g.e[i] = copy_sign(S(R(1)), g.d[i]);
+  for (int64_t i = 0; i < n; ++i) {              // descending; a sign goes to V
+    g.e[i] = copy_sign(S(R(1)), g.d[i] + zero);  // one more sweep may turn -0 into 0
     g.d[i] = -absolute(g.d[i]);
   }
   find_places(g.d, n, places);

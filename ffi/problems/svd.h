@@ -1,7 +1,7 @@
 // Singular value decompositions of square matrices, A = U diag(s) V^H.
 //
-// s descends. Where it is zero, U and V are completed to bases all the same. info is 0, or the
-// number of elements beside a diagonal, or of pairs of columns, that did not converge. A matrix
+// s descends. Where it is zero, U and V are completed to bases all the same. info is 0, or a
+// positive number if the iteration did not converge. A matrix
 // with NaN or inf has NaN in all results, and info = n. (Of other shapes a QR factorization comes
 // first.)
 #pragma once

@@ -10,6 +10,7 @@ void eigh(const EighProblem& p, int64_t index) {
   const int64_t n = p.n;
   T* v = p.vectors ? p.v.at<T>(index, n, n) : nullptr;
   R* w = p.w.at<R>(index, n);
+  if (!p.vectors) std::fill_n(p.workspace.at<R>(index, n), n, R(0));
   std::vector<T> a = lower_triangle(p.a.at<const T>(index, n, n), n, p.upper, p.symmetrize);
   for (int64_t i = 0; i < n; ++i) a[i * n + i] = T(real(a[i * n + i]));
   int exponent;

@@ -18,12 +18,21 @@ R larger_part(Complex<R> a) {
   return std::max(absolute(a.re), absolute(a.im));
 }
 
+template <class R>
+bool is_finite(R a) {
+  return std::isfinite(a);
+}
+template <class R>
+bool is_finite(Complex<R> a) {
+  return std::isfinite(a.re) && std::isfinite(a.im);
+}
+
 // The exponent of the largest part of all entries; an infinite or NaN one is no number: false.
 template <class T>
 bool exponent_of(const std::vector<T>& a, int* exponent) {
   Real<T> largest = 0;
   for (const T& entry : a) {
-    if (!std::isfinite(real(entry)) || !std::isfinite(larger_part(entry))) return false;
+    if (!is_finite(entry)) return false;
     largest = std::max(largest, larger_part(entry));
   }
   *exponent = 0;

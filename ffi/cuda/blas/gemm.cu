@@ -1,6 +1,8 @@
 // The CUDA launcher of gemm for one element type, JAX_BATCHED_SCALAR.
 #include "ffi/cuda/blas/gemm.cuh"
 
+#include <algorithm>
+
 #include "ffi/cuda/blas/policy.h"
 #include "ffi/cuda/launch.h"
 #include "ffi/cuda/runtime/dispatch.cuh"

@@ -3,7 +3,7 @@
 //
 // The tiles of op(A) and op(B) come to shared memory kDepth inner indices at a time, as they lie in
 // memory, by asynchronous copies that fill up with zeros: padding is never read. Three steps are
-// under way. The terms of every sum are added in the order of the inner index, whatever the tile.
+// under way. The terms of every sum are added in one order, whatever the tile.
 #pragma once
 
 #include "ffi/cuda/device/async_copy.cuh"

@@ -303,6 +303,10 @@ __global__ void __launch_bounds__(32 * kEighThreadWarps<T, kN>)
   R* const w = p.w.at<R>(first, kN);
   Values::store(w, values, records, lane);
   if (lane < records) p.info[first + lane] = f.failed ? kN : f.info;
+  if constexpr (!kVectors) {  // nobody reads it, but jax.debug_nans would
+    R* const workspace = p.workspace.at<R>(first, kN);
+    for (int at = lane; at < records * kN; at += 32) workspace[at] = R(0);
+  }
   __syncwarp();
   if (f.failed && lane < records) {
     if constexpr (kVectors) fill_nan(v + lane * (kN * kN), kN * kN);

@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
     e[place] = work[at];
   });
   __syncwarp();
-  SharedTridiagonal<R> tridiagonal{d + lane, e + lane, kApart, n, lane >= records};
+  const bool idle = lane >= records || !is_wanted(p, first + lane);
+  SharedTridiagonal<R> tridiagonal{d + lane, e + lane, kApart, n, idle};
   R* const last = e + (n - 1) * kApart + lane;
   const R back = *last;
   *last = R(0);

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   T* x = p.x.at<T>(matrix.index, p.n, p.nrhs);
   int row_of_a[kRows] = {};
   f.for_rows([&](int s) {
-    row_of_a[s] = permutation[f.row(s)];
+    row_of_a[s] = min(max(permutation[f.row(s)], 0), p.n - 1);  // a caller's may be any
     f.mine.order[f.row(s)] = f.row(s);
   });
   f.load_factors(matrix_at<const T>(p.a, matrix.index, p.n, p.n), p.conjugated && !p.transposed);
@@ -66,6 +66,9 @@ __global__ void __launch_bounds__(32, kMinBlocks)
   for (int s = 0; s < kRows; ++s) {
     const T pivot = f.row(s) < p.n ? f.diagonal(s) : T(Real<T>(1));
     by[s] = PivotDivisor<T>::of(conj_if(p.conjugated && p.transposed, pivot));
+    if constexpr (!kIsComplex<T>) {  // a zero divides, and gives inf or NaN
+      if (pivot == T(0)) by[s].reciprocal = T(1) / pivot;
+    }
   }
   for (int64_t c = 0; c < p.nrhs; c += kCount) {
     T y[kRows][kCount] = {};

@@ -218,8 +218,9 @@ struct SvdLanes {
   __device__ __forceinline__ void store(T* u, R* s, T* vh) const {
     for (int k = thread; k < n; k += kGroup) s[k] = failed ? kNaN<R> : norms[order[k]] * back;
     if (!vectors) return;
-    for_each_element(
-        [&](int i, int j) { u[i * n + j] = failed ? quiet_nan<T>() : column(order[j])[i]; });
+    for_each_element([&](int i, int j) {
+      u[i * n + j] = failed ? quiet_nan<T>() : without_sign_of_zero(column(order[j])[i]);
+    });
     if constexpr (!kVInShared) {
       sync();
       for_each_element([&](int i, int j) { column(i)[j] = v_column(i)[j]; });
@@ -227,7 +228,7 @@ struct SvdLanes {
     }
     for_each_element([&](int i, int j) {
       const T v = kVInShared ? v_column(order[i])[j] : column(order[i])[j];
-      vh[i * n + j] = failed ? quiet_nan<T>() : conj(v);
+      vh[i * n + j] = failed ? quiet_nan<T>() : without_sign_of_zero(conj(v));
     });
   }
 
