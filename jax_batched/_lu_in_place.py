@@ -87,7 +87,7 @@ def _by_steps(a: Array, tiny: Array, by: type[_ByKernels] | type[_ByXla]) -> tup
         a = jax.lax.dynamic_update_slice_in_dim(a, column, k, -1)
         return a, replaced + small[..., 0, 0].astype(jnp.int32)
 
-    start = (a, jnp.zeros(a.shape[:-2], jnp.int32))
+    start = (a, jnp.zeros_like(a[..., 0, 0], jnp.int32))
     factored: tuple[Array, Array] = jax.lax.fori_loop(0, min(a.shape[-2:]), step, start)
     return factored
 

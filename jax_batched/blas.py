@@ -375,8 +375,10 @@ class _Call:
     def scaled(self, x: Array, name: str, value: ArrayLike) -> Array:
         return x if _is(value, 1) else x * self.factor(x, name, value)
 
-    def plus(self, product: Array, beta: ArrayLike) -> Array:
-        """product + beta c; where beta is zero, c is not read."""
+    def plus(
+        self, product: Array, beta: ArrayLike, rows: Sizes, columns: Sizes | None = None
+    ) -> Array:
+        """product + beta c, c within its rows and columns; where beta is zero, it is not read."""
         c = self.arrays.get("c")
         if c is None:
             return product
@@ -384,7 +386,9 @@ class _Call:
         if _is(beta, 0):
             return product
         factor = self.factor(product, "beta", beta)
-        c = self.whole(c).astype(product.dtype)
+        c = _part(
+            self.whole(c).astype(product.dtype), 0, rows, rows if columns is None else columns
+        )
         return product + factor * jnp.where(factor == 0, jnp.zeros_like(c), c)
 
     def product(
@@ -432,7 +436,7 @@ class _Call:
 
         NaN where any size is out of range.
         """
-        x = self.plus(self.scaled(product, "alpha", alpha), beta).astype(self.dtype)
+        x = self.plus(self.scaled(product, "alpha", alpha), beta, *sizes[:2]).astype(self.dtype)
         c = self.arrays.get("c")
         if c is None:
             return x
@@ -508,7 +512,7 @@ def _rank_k(
         return inner.spoilt(rows.spoilt(real_diagonal(x))) if hermitian else x
     if hermitian:
         call.arrays["c"] = real_diagonal(given)
-    x = call.plus(x, beta)
+    x = call.plus(x, beta, rows)
     x = real_diagonal(x) if hermitian else x
     other = call.whole(given)
     ones = jnp.ones((n, n), bool)

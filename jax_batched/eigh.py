@@ -245,16 +245,18 @@ def eigh_function(
     hermitian = hermitian_input(
         matrix, upper=not options["lower"], symmetrize=options["symmetrize"]
     )
-    values = jnp.zeros(hermitian.shape[:-1], real_dtype(hermitian.dtype))
-    pure, constants = jax.closure_convert(f, values)
+    # f and df see a row of numbers for each matrix, made of the data: they vary as these do.
+    pairs = (*hermitian.shape[:-2], hermitian.shape[-1] ** 2)
+    pure, constants = jax.closure_convert(f, jnp.real(jnp.diagonal(hermitian, 0, -2, -1)))
     slope = df if df is not None else lambda w: jax.jvp(f, (w,), (jnp.ones_like(w),))[1]
-    slope, others = jax.closure_convert(slope, jnp.zeros(hermitian.shape, values.dtype))
+    slope, others = jax.closure_convert(slope, jnp.real(hermitian).reshape(pairs))
 
     def decompose(h: Array) -> tuple[Array, Array]:
         v, w, _ = eigh_op(
             h, lower=True, symmetrize=False, vectors=True, cluster_tol=CLUSTER_TOL, where=wanted
         )
-        return v, w
+        # No f is asked for zeros of matrices that are left out.
+        return v, w if wanted is None else mask.kept(w, wanted, 1, 1)
 
     def product(v: Array, x: Array) -> Array:
         v = v.astype(np.result_type(v.dtype, x.dtype))
@@ -270,7 +272,9 @@ def eigh_function(
         (h, constants, others), (dh, dconstants, _) = primals, tangents
         v, w = decompose(h)
         values, dvalues = jax.jvp(lambda *c: pure(w, *c), tuple(constants), tuple(dconstants))
-        quotients = _divided_differences(w, values, lambda x: slope(x, *others))
+        quotients = _divided_differences(
+            w, values, lambda x: slope(x.reshape(pairs), *others).reshape(x.shape)
+        )
         inner = matmul(adjoint(v), matmul(dh, v))
         kind = np.result_type(inner.dtype, quotients.dtype)
         inner, wide = quotients.astype(kind) * inner.astype(kind), v.astype(kind)
@@ -279,9 +283,8 @@ def eigh_function(
     result = function(hermitian, constants, others)
     if wanted is not None:
         result = mask.kept(result, wanted, 2)
-    return (
-        result.astype(jnp.result_type(dtype, result.dtype)) if _checks.is_stored(dtype) else result
-    )
+    is_rounded = _checks.is_stored(dtype) and not jnp.iscomplexobj(result)
+    return result.astype(dtype) if is_rounded else result
 
 
 def _divided_differences(w: Array, values: Array, slope: Callable[[Array], Array]) -> Array:

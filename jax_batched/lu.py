@@ -126,7 +126,8 @@ def lu(
     wanted = _checks.mask("lu", where, matrix.shape[:-2])
     parts = _parts("lu", sizes, matrix, wanted)
     if _checks.flag("lu", "pivot", pivot):
-        if not isinstance(tiny, int | float) or tiny != 0:
+        known = _checks.python_value(tiny)
+        if not isinstance(known, int | float) or known != 0:
             raise ValueError("lu: tiny goes with pivot=False")
         factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
         factors, pivots, permutation = parts.with_own_pivots(factors, pivots, permutation)

@@ -130,6 +130,10 @@ def polar(
 def relative_tolerance(operation: str, rtol: float | None, a: Array) -> float:
     """What of the largest singular value counts as zero."""
     if rtol is None:
+        if not all(isinstance(size, int) for size in a.shape[-2:]):
+            raise ValueError(
+                f"{operation}: give a tolerance for matrices of symbolic size {a.shape}"
+            )
         return float(max(a.shape[-2:]) * np.finfo(a.dtype).eps)
     known = _checks.python_value(rtol)
     if not isinstance(known, int | float) or isinstance(known, bool) or not known >= 0:

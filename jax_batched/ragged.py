@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
+from jax_batched._matrix import spoilt
 
 Array = jax.Array
 _BUCKETS = (8, 16, 32, 64, 128, 256, 512)
@@ -102,7 +103,7 @@ class RaggedBatch:
         """Matrices of shape ``(..., *shape)``, zero beyond their sizes."""
         places, wrong = self._places()
         x = self.values.at[places].get(mode="fill", fill_value=0, unique_indices=True)
-        return jnp.where(wrong, jnp.full((), jnp.nan, x.dtype), x)
+        return spoilt(x, wrong)
 
     def to_list(self) -> list[Array]:
         """The matrices, in the order of the batch. Sizes must be known, and in range."""
@@ -121,7 +122,8 @@ class RaggedBatch:
         The padded matrices are in memory while f is computed.
         """
         operands = (self, *others)
-        results = f(*(x.unpack() for x in operands), sizes=self._sizes_of_call())
+        in_pairs = self.shape[0] != self.shape[1]
+        results = f(*(x.unpack() for x in operands), sizes=self._sizes_of_call(in_pairs))
         last = operands[-1]
         whole = (*jnp.shape(last.offsets), *last.shape)
         return jax.tree.map(lambda x: last._with(x) if x.shape == whole else x, results)
@@ -148,7 +150,8 @@ class RaggedBatch:
             for x, own in zip(others, sizes[1:], strict=True):
                 rows, columns = (_bucket(y) for y in own[group].max(0, initial=0))
                 parts.append(x._part(group, max(rows, first.shape[0]), columns))
-            results = f(*(x.unpack() for x in parts), sizes=first._sizes_of_call())
+            sizes_of_call = first._sizes_of_call(in_pairs=self.shape[0] != self.shape[1])
+            results = f(*(x.unpack() for x in parts), sizes=sizes_of_call)
             leaves, tree = jax.tree.flatten(results)
             for i, x in enumerate(leaves):
                 if x.shape == (group.size, *parts[-1].shape):
@@ -200,9 +203,9 @@ class RaggedBatch:
         places = offsets[..., None, None] + i * columns + j
         return jnp.where(inside, places, beyond), wrong[..., None, None]
 
-    def _sizes_of_call(self) -> Any:
+    def _sizes_of_call(self, in_pairs: bool) -> Any:
         rows, columns = self.sizes[..., 0], self.sizes[..., 1]
-        if self.shape[0] != self.shape[1]:
+        if in_pairs:
             return rows, columns
         return jnp.where(rows == columns, rows, -1)
 
@@ -231,4 +234,5 @@ def _offsets(sizes: Any, shape: tuple[int, int], most: int) -> Any:
     if wide and not jax.config.jax_enable_x64:
         raise ValueError("RaggedBatch: so many elements need jax_enable_x64")
     counts = _counts(sizes, shape).clip(0).astype(np.int64 if wide else np.int32)
-    return (counts.reshape(-1).cumsum() - counts.reshape(-1)).reshape(counts.shape)
+    ends = counts.reshape(-1).cumsum(dtype=counts.dtype)
+    return (ends - counts.reshape(-1)).reshape(counts.shape)

@@ -228,6 +228,10 @@ def _turned(call: Call) -> Call:
     return call._replace(sizes={**call.sizes, "m": n, "n": m}) if wide else call
 
 
+def _has_known_sizes(call: Call) -> bool:
+    return all(isinstance(size, int) for size in call.sizes.values())
+
+
 def _is_square(call: Call) -> bool:
     return bool(call.sizes["m"] == call.sizes["n"])
 
@@ -296,7 +300,11 @@ svd_op: Operation = Operation(
     "svd",
     Rules(
         signature=_signature,
-        paths=(kernel(_is_square), composed(_by_qr, like=_turned), lax(_lax)),
+        paths=(
+            kernel(_is_square),
+            composed(_by_qr, _has_known_sizes, like=_turned, automatic_sharding=True),
+            lax(_lax),
+        ),
         sizes=lambda params, sizes: {"k": smaller(sizes["m"], sizes["n"])},
         jvp=_jvp,
         result_dtypes=lambda params, data: (

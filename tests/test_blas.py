@@ -319,6 +319,13 @@ def test_derivatives(name):
             assert not np.asarray(gradient)[j, :, size:].any()
 
 
+def test_padding_has_no_part_in_the_derivative_of_beta():
+    a, c = np.eye(2)[None], np.full((1, 2, 2), np.nan)
+    c[0, 0, 0] = 3
+    f = lambda beta: blas.gemm(a, a, c, beta=beta, sizes=(1, 1, 1))[0, 0, 0]  # noqa: E731
+    assert jax.grad(f)(1.0) == 3
+
+
 def test_mapped():
     """Sizes and matrices have their batch dimensions independently."""
     a, b = array("a", "float64", M, K), array("b", "float64", K, N)

@@ -316,3 +316,41 @@ def test_workspace_is_no_nan():
         del freed
         with jax.debug_nans(True):
             np.testing.assert_array_equal(jb.eigvalsh(a), np.ones((64, 6)))
+
+
+def test_function_of_some():
+    """Neither f nor df is asked for what is left out, in derivatives either."""
+    a = jnp.stack([2 * jnp.eye(3), jnp.full((3, 3), jnp.nan)])
+    where = jnp.array([True, False])
+    gradient = jax.grad(lambda a: jb.eigh_function(a, jnp.log, where=where).sum())(a)
+    np.testing.assert_allclose(gradient, jnp.stack([jnp.ones((3, 3)) / 2, jnp.zeros((3, 3))]))
+
+    def scaled_log(q):
+        return jb.eigh_function(a, lambda x: q * jnp.log(x), where=where).sum()
+
+    np.testing.assert_allclose(jax.grad(scaled_log)(0.5), 3 * np.log(2.0))
+
+
+def test_function_with_a_parameter_for_each_matrix():
+    a = jnp.stack([jnp.diag(jnp.array([1.0, 2, 3])) + 0.1 * i for i in range(3)])
+    p = jnp.array([[0.5], [1.5], [2.0]])
+    da = jnp.asarray(np.random.default_rng(0).normal(size=a.shape))
+    f = lambda a: jb.eigh_function(a, lambda w: w**p)  # noqa: E731
+    _, moved = jax.jvp(f, (a,), (da,))
+    np.testing.assert_allclose(
+        moved, (f(a + 1e-6 * da) - f(a - 1e-6 * da)) / 2e-6, rtol=1e-6, atol=1e-8
+    )
+
+
+def test_function_of_16_bits():
+    x = jb.eigh_function(jnp.eye(3, dtype="float16"), jnp.exp)
+    assert x.dtype == "float16"
+
+
+def test_function_inside_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    a = jnp.broadcast_to(jnp.eye(3), (2, 3, 3))
+    f = lambda a: jax.grad(lambda a: jb.eigh_function(a, lambda w: w * 2.0 + w**2).sum())(a)  # noqa: E731
+    inside = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(a)
+    np.testing.assert_allclose(inside, f(a))

@@ -132,3 +132,12 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match=r"lu: tiny of shape .* does not broadcast"):
         jb.lu(a, pivot=False, tiny=np.ones(2))
     assert jb.lu(np.zeros((2, 0, 3)), pivot=False)[0].shape == (2, 0, 3)
+
+
+def test_inside_shard_map():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+    a = jnp.broadcast_to(jnp.eye(3) + 0.1, (2, 3, 3))
+    f = lambda a: jb.lu(a, pivot=False)[0]  # noqa: E731
+    inside = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(a)
+    assert ops.same_bits(inside, f(a))

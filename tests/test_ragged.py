@@ -167,3 +167,20 @@ def test_what_is_refused():
     with pytest.raises(TypeError, match=r"sizes must be a tuple \(m, n\)"):
         jb.RaggedBatch.pack(np.eye(2), np.array([1, 2]))
     assert jb.RaggedBatch.pack(jnp.zeros((0, 2, 2)), ([], [])).map_buckets(jb.inv).to_list() == []
+
+
+def test_sizes_come_in_one_form():
+    """Buckets are square, but pairs of rows and columns stay pairs."""
+    rng = np.random.default_rng(0)
+    r = jb.RaggedBatch.from_list([rng.normal(size=(3, 2)), rng.normal(size=(20, 17))])
+
+    def triangle(x, sizes):
+        return jb.qr(x, "raw", sizes=sizes)[0].mT
+
+    for x, y in zip(r.map(triangle).to_list(), r.map_buckets(triangle).to_list(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+
+
+def test_nothing_is_nan_on_the_way():
+    with jax.debug_nans(True):
+        jb.RaggedBatch.from_list([np.eye(2), np.eye(3)]).unpack()

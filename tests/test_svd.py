@@ -372,3 +372,16 @@ def test_nan_in_one_part(kernel):
     assert np.isnan(s).all() and info == 4
     w, info = ops.compiled(lambda a: jb.eigvalsh(a, return_info=True), a, kernel=kernel)
     assert np.isnan(w).all() and info == 4
+
+
+@pytest.mark.parametrize("shape", ((5, 2), (2, 5)))
+@pytest.mark.parametrize("full", (False, True))
+def test_rectangles_on_an_explicit_mesh(shape, full):
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    spec = jax.sharding.PartitionSpec("d", None, None)
+    a = normal(np.random.default_rng(0), "float64", (2, *shape))
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(a, jax.sharding.NamedSharding(mesh, spec))
+        u, s, vh = jax.jit(lambda a: jb.svd(a, full_matrices=full))(spread)
+    for one, other in zip((u, s, vh), jb.svd(a, full_matrices=full), strict=True):
+        np.testing.assert_allclose(np.asarray(one), other, rtol=1e-10, atol=1e-12)
