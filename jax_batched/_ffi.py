@@ -74,7 +74,7 @@ for _platform, _operation, _dtype, _largest, _most in _native.limits():
 def max_n(platform: Platform, operation: str, dtype: Any) -> int:
     """Largest matrix size that the operation's kernels serve there; 0 where there are none.
 
-    Beyond it the operation is `lax`.
+    Beyond it the operation is `lax`, or divided into blocks (`jax_batched.blocked`).
     """
     name = np.dtype(dtype).name
     kernels = any(key[:2] == (platform, operation) for key in _LIMITS)

@@ -12,7 +12,6 @@ namespace jax_batched {
 struct EighProblem : MaskedProblem {
   static constexpr std::string_view kName = "eigh";
   static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = true;
   static constexpr int64_t kMaxN = 64;
 
   MatrixView<Mapped> a;

@@ -28,7 +28,6 @@ struct HouseholderProblem : MaskedProblem {
 
 struct QrProblem : HouseholderProblem {
   static constexpr std::string_view kName = "qr";
-  static constexpr bool kOnCuda = true;
   enum Mode { kReduced, kComplete, kR, kRaw };
 
   MatrixView<Packed> q;     // m x q_columns(); not of kR and kRaw

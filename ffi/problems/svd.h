@@ -13,7 +13,6 @@ namespace jax_batched {
 struct SvdProblem : MaskedProblem {
   static constexpr std::string_view kName = "svd";
   static constexpr bool kTakesStored = false;
-  static constexpr bool kOnCuda = true;
   static constexpr int64_t kMaxN = 64;
 
   MatrixView<Mapped> a;
