@@ -153,7 +153,6 @@ struct SvdLanes {
   __device__ __forceinline__ void orthogonalize() {
     const int last = (n - 1) | 1;  // there is a column of this number only if n is even
     for (int sweep = 0;; ++sweep) {
-      bool rotated = false;
       int rotations = 0;
 #pragma unroll 1
       for (int round = 0; round < last; ++round) {
@@ -166,8 +165,7 @@ struct SvdLanes {
         rotations += rotate_pair(active ? i : 0, active ? j : 0, active);
         sync();
       }
-      rotated = any(rotations != 0);
-      if (!rotated) break;
+      if (!any(rotations != 0)) break;
       if (sweep == kMaxSvdSweeps) {
         info = rotations;
         break;
