@@ -1,6 +1,10 @@
 """Which path each operation takes on this installation, and why."""
 
+from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NamedTuple
+
+import jax
 
 from jax_batched import _ffi
 
@@ -43,3 +47,18 @@ def backend_info() -> list[BackendInfo]:
             rows.append(BackendInfo(operation, platform, "kernel", limit, status))
         rows.append(BackendInfo(operation, "other", "lax", 0, "no kernels for this platform"))
     return rows
+
+
+def versions() -> str:
+    """Versions and devices, in two lines."""
+    devices = ", ".join(f"{d.platform} {d.device_kind}" for d in jax.devices())
+    return f"jax_batched {version('jax_batched')}, jax {jax.__version__}\ndevices: {devices}"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table whose columns are as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
