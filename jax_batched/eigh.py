@@ -23,6 +23,7 @@ from jax_batched._matrix import (
     reciprocals,
     spoilt,
 )
+from jax_batched._sizes import Sizes, like
 
 Array = jax.Array
 
@@ -49,6 +50,7 @@ def eigh(
     lower: bool = ...,
     cluster_tol: float = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> EighResult: ...
 
@@ -62,6 +64,7 @@ def eigh(
     lower: bool = ...,
     cluster_tol: float = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array, Array]: ...
 
@@ -75,6 +78,7 @@ def eigh(
     lower: bool = ...,
     cluster_tol: float = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: bool,
 ) -> EighResult | tuple[Array, Array, Array]: ...
 
@@ -87,6 +91,7 @@ def eigh(
     lower: bool = True,
     cluster_tol: float = CLUSTER_TOL,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
     return_info: bool = False,
 ) -> EighResult | tuple[Array, Array, Array]:
     """Eigenvalues and eigenvectors of each Hermitian matrix of a batch.
@@ -104,6 +109,7 @@ def eigh(
         ``cluster_tol n eps max|w|`` count as equal: see below. 0: only the same one does.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero, ``info`` is -1 and a counts for nothing.
+      sizes: as in `cholesky`. Eigenvalues beyond a matrix's own are zero, too.
       return_info: also return ``info``.
 
     Returns:
@@ -113,9 +119,10 @@ def eigh(
       matrix with NaN or inf has NaN for a result and ``info = n``; no other is affected.
 
     Raises:
-      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool.
+      TypeError: a is no array or has another dtype; a flag is not True or False; where is not bool,
+        sizes are no integers.
       ValueError: a is not a batch of square matrices, UPLO is another word, cluster_tol is not a
-        number from 0 on, or where has another shape.
+        number from 0 on, or where or sizes have another shape.
 
     The sign (phase) of an eigenvector is any; it depends on its matrix alone. Errors are small
     beside the largest eigenvalue: small ones of a graded matrix have few digits.
@@ -130,11 +137,14 @@ def eigh(
     "Matrix computations", section 8.3), the rotations of two sweeps applied at once; for the
     smallest matrices Jacobi's method.
     """
-    (matrix,), dtype, options, wanted = _call("eigh", a, UPLO, symmetrize_input, lower, where)
+    matrix, dtype, options, wanted, parts = _call(
+        "eigh", a, UPLO, symmetrize_input, lower, where, sizes
+    )
     v, w, info = eigh_op(
         matrix, **options, vectors=True, cluster_tol=tolerance("eigh", cluster_tol), where=wanted
     )
-    w, v = w.astype(real_dtype(dtype)), v.astype(dtype)
+    w, info = _own(parts, w.astype(real_dtype(dtype)), info)
+    v = parts.within(v.astype(dtype), -2, -1)
     return (w, v, info) if _checks.flag("eigh", "return_info", return_info) else EighResult(w, v)
 
 
@@ -147,6 +157,7 @@ def eigvalsh(
     lower: bool = ...,
     cluster_tol: float = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[False] = ...,
 ) -> Array: ...
 
@@ -160,6 +171,7 @@ def eigvalsh(
     lower: bool = ...,
     cluster_tol: float = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: Literal[True],
 ) -> tuple[Array, Array]: ...
 
@@ -173,6 +185,7 @@ def eigvalsh(
     lower: bool = ...,
     cluster_tol: float = ...,
     where: ArrayLike | None = ...,
+    sizes: ArrayLike | None = ...,
     return_info: bool,
 ) -> Array | tuple[Array, Array]: ...
 
@@ -185,6 +198,7 @@ def eigvalsh(
     lower: bool = True,
     cluster_tol: float = CLUSTER_TOL,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
     return_info: bool = False,
 ) -> Array | tuple[Array, Array]:
     """Eigenvalues of each Hermitian matrix of a batch, ascending, of shape ``(..., n)``.
@@ -193,7 +207,9 @@ def eigvalsh(
     algorithm are those of `eigh`; cluster_tol matters to second derivatives. With return_info, a
     pair of the eigenvalues and ``info``.
     """
-    (matrix,), dtype, options, wanted = _call("eigvalsh", a, UPLO, symmetrize_input, lower, where)
+    matrix, dtype, options, wanted, parts = _call(
+        "eigvalsh", a, UPLO, symmetrize_input, lower, where, sizes
+    )
     w, info = eigh_op(
         matrix,
         **options,
@@ -201,7 +217,7 @@ def eigvalsh(
         cluster_tol=tolerance("eigvalsh", cluster_tol),
         where=wanted,
     )
-    w = w.astype(real_dtype(dtype))
+    w, info = _own(parts, w.astype(real_dtype(dtype)), info)
     return (w, info) if _checks.flag("eigvalsh", "return_info", return_info) else w
 
 
@@ -213,6 +229,7 @@ def eigh_function(
     symmetrize_input: bool = True,
     lower: bool = True,
     where: ArrayLike | None = None,
+    sizes: ArrayLike | None = None,
 ) -> Array:
     """``V diag(f(w)) V^H`` of each Hermitian matrix ``V diag(w) V^H`` of a batch.
 
@@ -220,7 +237,7 @@ def eigh_function(
     square root, logarithm and exponential.
 
     Args:
-      a, symmetrize_input, lower, where: as in `eigh`.
+      a, symmetrize_input, lower, where, sizes: as in `eigh`.
       f: a function of an array of real numbers, number by number, to real or complex ones. It may
         use traced values, and derivatives go to them.
       df: its derivative, a function of the same kind; by JAX if None.
@@ -239,8 +256,8 @@ def eigh_function(
 
     Algorithm: Daleckii and Krein (1965); see Higham, "Functions of matrices" (2008), section 3.2.
     """
-    (matrix,), dtype, options, wanted = _call(
-        "eigh_function", a, None, symmetrize_input, lower, where
+    matrix, dtype, options, wanted, parts = _call(
+        "eigh_function", a, None, symmetrize_input, lower, where, sizes
     )
     hermitian = hermitian_input(
         matrix, upper=not options["lower"], symmetrize=options["symmetrize"]
@@ -255,8 +272,9 @@ def eigh_function(
         v, w, _ = eigh_op(
             h, lower=True, symmetrize=False, vectors=True, cluster_tol=CLUSTER_TOL, where=wanted
         )
-        # No f is asked for zeros of matrices that are left out.
-        return v, w if wanted is None else mask.kept(w, wanted, 1, 1)
+        # No f is asked for zeros of matrices that are left out, nor for anything beyond a size.
+        w = w if wanted is None else mask.kept(w, wanted, 1, 1)
+        return v, parts.within(w[..., None, :], -1, other=w[..., None, :1])[..., 0, :]
 
     def product(v: Array, x: Array) -> Array:
         v = v.astype(np.result_type(v.dtype, x.dtype))
@@ -283,6 +301,7 @@ def eigh_function(
     result = function(hermitian, constants, others)
     if wanted is not None:
         result = mask.kept(result, wanted, 2)
+    result = parts.within(result, -2, -1)
     is_rounded = _checks.is_stored(dtype) and not jnp.iscomplexobj(result)
     return result.astype(dtype) if is_rounded else result
 
@@ -312,16 +331,38 @@ def _call(
     symmetrize_input: bool,
     lower: bool,
     where: ArrayLike | None,
-) -> tuple[list[Array], Any, dict[str, bool], Array | None]:
-    """The matrices, the dtype of the results, the triangle's options and the mask."""
+    sizes: ArrayLike | None,
+) -> tuple[Array, Any, dict[str, bool], Array | None, Sizes]:
+    """The matrices, the dtype of the results, the triangle's options, the mask and the sizes."""
     matrices, dtype = _checks.operands(operation, a=a)
     _checks.square(operation, "a", matrices[0])
     symmetrize = _checks.flag(operation, "symmetrize_input", symmetrize_input)
     lower = _checks.flag(operation, "lower", lower)
     if uplo is not None:
         lower = _checks.option(operation, "UPLO", uplo, ("L", "U")) == "L"
-    wanted = _checks.mask(operation, where, matrices[0].shape[:-2])
-    return matrices, dtype, {"lower": lower, "symmetrize": symmetrize}, wanted
+    (matrix,) = matrices
+    wanted = _checks.mask(operation, where, matrix.shape[:-2])
+    parts = Sizes(operation, sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
+    if parts:
+        matrix = _continued(parts, hermitian_input(matrix, upper=not lower, symmetrize=symmetrize))
+        lower, symmetrize = True, False
+    return matrix, dtype, {"lower": lower, "symmetrize": symmetrize}, wanted, parts
+
+
+def _continued(parts: Sizes, hermitian: Array) -> Array:
+    """Each matrix continued by a multiple of the identity that comes after its eigenvalues."""
+    own = jax.lax.stop_gradient(jnp.abs(parts.within(hermitian, -2, -1)))
+    bound = 2 * jnp.max(jnp.sum(own, -1), -1, initial=0)
+    largest = np.finfo(own.dtype).max
+    return parts.continued(hermitian, jnp.where(bound > 0, jnp.minimum(bound, largest), 1))
+
+
+def _own(parts: Sizes, w: Array, info: Array) -> tuple[Array, Array]:
+    """The eigenvalues of the matrices themselves, and info of no more than there are."""
+    if parts:
+        w = parts.within(w[..., None], -2)[..., 0]
+        info = parts.info(jnp.minimum(info, like(parts.each, info, 0)), 2)
+    return w, info
 
 
 def tolerance(operation: str, given: float) -> float:

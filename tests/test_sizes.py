@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from test_qr import check_derivatives
 
 import jax_batched as jb
-from jax_batched._matrices import MAX_RATIO, general, normal, spd
+from jax_batched._matrices import MAX_RATIO, general, normal, spd, wide
 
 ROWS = [op for op in (*ops.REDUCED, *ops.COMPOSITE) if op.takes_sizes]
 ONE_EACH = [op for op in ops.ONE_EACH if op.takes_sizes]
@@ -128,6 +128,56 @@ def test_factors_determinants_and_pivots():
     assert (info == -2).all()
     assert np.isnan(jb.det(a, sizes=WRONG[1])).all()
     assert all(np.isnan(x).all() for x in jb.slogdet(a, sizes=WRONG[2]))
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("scale", (1, 0, "largest"))
+def test_eigenvalues(dtype, scale):
+    """Of matrices whose largest eigenvalues are negative: what continues them comes last."""
+    sizes = np.append(SIZES, N + 1)
+    a = normal(np.random.default_rng(0), dtype, (len(sizes), N, N)).astype(dtype)
+    a = a + a.conj().mT - 8 * np.eye(N, dtype=dtype)
+    a *= np.finfo(dtype).max / (4 * N**2) if scale == "largest" else scale
+    lead = np.arange(N) < sizes[:, None]
+    poisoned = np.where(np.tril(lead[:, :, None] & lead[:, None, :]), a, np.nan)
+    f = jax.jit(lambda a, s: jb.eigh(a, symmetrize_input=False, sizes=s, return_info=True))
+    w, v, info = map(np.asarray, f(poisoned, sizes))
+    assert (info[:-1] == 0).all() and info[-1] == -2
+    assert np.isnan(w[-1]).all() and np.isnan(v[-1]).all()
+    alone = jb.eigvalsh(poisoned, symmetrize_input=False, sizes=sizes)
+    eps = np.finfo(dtype).eps
+    for i, size in enumerate(SIZES):
+        own, expected = v[i, :size, :size], np.linalg.eigvalsh(wide(a[i, :size, :size]))
+        atol = 10 * N * eps * np.max(np.abs(expected), initial=0)
+        np.testing.assert_allclose(w[i, :size], expected, atol=atol)
+        np.testing.assert_allclose(alone[i, :size], expected, atol=atol)
+        np.testing.assert_allclose(own.conj().T @ own, np.eye(size), atol=10 * N * eps)
+        product = wide(a[i, :size, :size]) @ own - own * wide(w[i, :size])
+        assert np.max(np.abs(product), initial=0) <= atol
+        for x, y in ((w[i], w[i, :size]), (alone[i], alone[i, :size]), (v[i], own)):
+            assert np.count_nonzero(x) == np.count_nonzero(y)
+
+
+def test_functions_of_matrices():
+    """Also one that is not finite beyond the eigenvalues, and its derivative."""
+    a = spd(np.random.default_rng(0), "float64", (len(SIZES), N, N))
+    a[1] *= -1
+
+    def f(w):
+        return 1 / w
+
+    def loss(a, **options):
+        x = jb.eigh_function(a, f, **options)
+        return jnp.sum(x * jnp.cos(jnp.arange(x.shape[-1]))), x
+
+    (_, x), gradient = jax.value_and_grad(loss, has_aux=True)(a, sizes=SIZES)
+    for i, size in enumerate(SIZES):
+        own = a[i, :size, :size]
+        (_, expected), slope = jax.value_and_grad(loss, has_aux=True)(own)
+        np.testing.assert_allclose(x[i, :size, :size], expected, atol=1e-13)
+        np.testing.assert_allclose(gradient[i, :size, :size], slope, atol=1e-12)
+        for y in (x[i], gradient[i]):
+            assert np.count_nonzero(y) == np.count_nonzero(y[:size, :size])
 
 
 def test_a_failing_matrix_says_where():

@@ -85,8 +85,8 @@ def _values(a: Any, **options: Any) -> Any:
 
 def _row(name: str, operation: str, function: Any, kind: Kind, **others: Any) -> Op:
     usual = {"options": {}, "max_n": MAX_N, "in_place": False, "takes_sizes": False}
-    usual |= {"reduced": True}
-    return Op(name=name, operation=operation, function=function, kind=kind, **usual, **others)
+    usual |= {"reduced": True, **others}
+    return Op(name=name, operation=operation, function=function, kind=kind, **usual)
 
 
 ROWS = [
@@ -99,6 +99,7 @@ ROWS = [
         make=separated,
         real_diagonal=True,
         usual=True,
+        takes_sizes=True,
     ),
     _row(
         "eigvalsh-lower",
