@@ -25,6 +25,9 @@ def pytest_addoption(parser):
         action="store_true",
         help="run every case of every test, not a cover of their parameters; compile as users do",
     )
+    parser.addoption(
+        "--thorough", action="store_true", help="run a cover of each test, not of each file"
+    )
 
 
 def pytest_configure(config):
@@ -43,30 +46,28 @@ def pytest_configure(config):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Without --exhaustive, leaves a cover of the cases of each file's tests (see selection.py)."""
+    """Without --exhaustive, leaves a cover of the cases (see selection.py)."""
     if config.getoption("--exhaustive"):
         return
     import selection  # which imports the library: not before the flags are set
 
-    files = {}
+    tests = {}
     for item in items:
-        if item.get_closest_marker("only_exhaustive") is not None:
-            continue
-        tests = files.setdefault(item.path, {})
-        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    kept = set()
-    for tests in files.values():
-        specs = {
-            name: [getattr(item, "callspec", None) for item in cases]
-            for name, cases in tests.items()
-        }
-        chosen = selection.cover(
-            {name: [{} if x is None else x.params for x in cases] for name, cases in specs.items()},
-            every_row=[x for x in tests if tests[x][0].get_closest_marker("every_row") is not None],
-        )
-        kept.update(tests[name][i].nodeid for name in tests for i in chosen[name])
+        if item.get_closest_marker("only_exhaustive") is None:
+            name = (str(item.path), item.nodeid.partition("[")[0])
+            tests.setdefault(name, []).append(item)
+    chosen = selection.cover(
+        {name: [_params(item) for item in cases] for name, cases in tests.items()},
+        every_row=[x for x in tests if tests[x][0].get_closest_marker("every_row") is not None],
+        thorough=config.getoption("--thorough"),
+    )
+    kept = {tests[name][i].nodeid for name in tests for i in chosen[name]}
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
+
+
+def _params(item):
+    return item.callspec.params if hasattr(item, "callspec") else {}
 
 
 def _free_gib() -> float:
