@@ -9,6 +9,7 @@ dimensions, and may be traced. Products with sizes are one kernel, which takes n
 beyond; but those of vectors and of 16-bit elements are XLA's, of the whole arrays.
 
 Everywhere:
+
 - leading dimensions are batch dimensions and broadcast;
 - dtypes are float32, float64, complex64 and complex128 (`gemm`: float16 and bfloat16 too, summed in
   float32);

@@ -41,7 +41,7 @@ def cho_factor(
       where, sizes: as in `cholesky`.
 
     Returns:
-      ``(c, lower)``: the factor, with zeros in the other triangle, and `lower`. The factor of a
+      ``(c, lower)``, the factor, with zeros in the other triangle, and `lower`. The factor of a
       matrix that is not positive definite is NaN (see `cholesky` for `info`).
 
     Raises:

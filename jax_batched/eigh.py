@@ -29,7 +29,7 @@ Array = jax.Array
 
 
 class EighResult(NamedTuple):
-    """Eigenvalues in ascending order, and the eigenvectors as columns."""
+    """The `eigenvalues` in ascending order, and the `eigenvectors` as columns."""
 
     eigenvalues: Array
     eigenvectors: Array
@@ -113,7 +113,7 @@ def eigh(
       return_info: also return ``info``.
 
     Returns:
-      ``(w, v)``: the eigenvalues, real, ascending, of shape ``(..., n)``, and the eigenvectors, the
+      ``(w, v)``, the eigenvalues, real, ascending, of shape ``(..., n)``, and the eigenvectors, the
       columns of v of a's shape and dtype, ``a v = v diag(w)``. With return_info, ``(w, v, info)``:
       int32 of shape ``(...)``, 0, or the number of off-diagonal elements that did not converge. A
       matrix with NaN or inf has NaN for a result and ``info = n``; no other is affected.

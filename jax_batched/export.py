@@ -10,7 +10,7 @@ def export_disabled_checks() -> list[jax.export.DisabledSafetyCheck]:
 
     `jax.export` refuses calls of targets that JAX itself does not promise to keep: "Cannot
     serialize code with custom calls whose targets have no compatibility guarantees". Those of this
-    library are kept (docs/compatibility.md says for how long), and listed here::
+    library are kept (docs/compatibility.md says for how long), and listed here:
 
         exported = jax.export.export(
             jax.jit(f), platforms=("cpu", "cuda"), disabled_checks=jb.export_disabled_checks()

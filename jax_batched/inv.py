@@ -69,7 +69,7 @@ def inv(
       return_info: also return ``info``.
 
     Returns:
-      The inverse, of a's shape and dtype. With return_info, a pair of it and ``info`` as in `lu`:
+      The inverse, of a's shape and dtype. With return_info, a pair of it and ``info`` as in `lu`;
       the inverse of a matrix whose info is not 0 is NaN; no other is affected.
 
     Raises:
@@ -118,7 +118,7 @@ def slogdet(
       sizes: as in `cholesky`. Where a size is negative or too large, the results are NaN.
 
     Returns:
-      ``(sign, logabsdet)`` of shape ``(...)``: the sign, of a's dtype, is 1 or -1, for complex
+      ``(sign, logabsdet)`` of shape ``(...)``; the sign, of a's dtype, is 1 or -1, for complex
       matrices a number of magnitude 1; the logarithm is real. A matrix with a zero pivot has 0
       and ``-inf``.
 

@@ -1,6 +1,6 @@
 """Solvers for lineax on the kernels of this library; needs the package lineax.
 
-Imported on demand alone::
+Imported on demand alone:
 
     pip install "jax_batched[lineax]"
 

@@ -27,7 +27,7 @@ Array = jax.Array
 
 
 class LstsqResult(NamedTuple):
-    """A least squares solution, and what is known of it."""
+    """A solution `x`, its `residuals`, the `rank` and `info`, as `lstsq` says."""
 
     x: Array
     residuals: Array
@@ -69,7 +69,7 @@ def lstsq(
         ``info`` is -3. ``"cholesky"`` is served as ``"qr"``.
 
     Returns:
-      ``(x, residuals, rank, info)``: x has shape ``(..., n, k)`` (``(..., n)`` if b is a vector);
+      ``(x, residuals, rank, info)``; x has shape ``(..., n, k)`` (``(..., n)`` if b is a vector);
       the residuals ``||b - a x||^2`` are real, of shape ``(..., k)`` (``(...)``); rank and info,
       int32 of shape ``(...)``, are the number of diagonal entries of R above max(m, n) eps times
       the largest one, and 0 or the number k (from 1) of the first one that is zero or not finite.

@@ -99,7 +99,7 @@ def lu(
       return_info: also return ``info``.
 
     Returns:
-      ``(lu, pivots, permutation)``: L (its unit diagonal is not stored) and U in one matrix of a's
+      ``(lu, pivots, permutation)``, L (its unit diagonal is not stored) and U in one matrix of a's
       shape and dtype; int32 of shape ``(..., min(m, n))``, the row, from 0, that each row was
       exchanged with in its turn; int32 of shape ``(..., m)`` with ``a[permutation] = L U``. With
       return_info also ``info``, int32 of shape ``(...)``: 0, or the number k (from 1) of the first

@@ -121,7 +121,7 @@ def override_jax_linalg() -> LinalgOverride:
     kernels on CPU and CUDA, so that `jnp.linalg.{cholesky, solve, inv, det, slogdet, qr, eigh,
     eigvalsh, svd, pinv, matrix_rank, lstsq}`, their namesakes in `jax.scipy.linalg`, its
     `cho_factor`, `cho_solve`, `lu_factor`, `lu_solve`, `solve_triangular` and every library and
-    program that calls them run on them without a change of theirs::
+    program that calls them run on them without a change of theirs:
 
         jax_batched.override_jax_linalg()  # from here on, for the whole process
 
@@ -142,7 +142,7 @@ def override_jax_linalg() -> LinalgOverride:
     outside `jit`, which JAX compiles and remembers by shape and dtype. `jax.clear_caches()` makes
     JAX forget all of them.
 
-    To export a program inside the override, tell `jax.export` that it may hold our kernels::
+    To export a program inside the override, tell `jax.export` that it may hold our kernels:
 
         with jax_batched.override_jax_linalg():
             exported = jax.export.export(
@@ -153,7 +153,7 @@ def override_jax_linalg() -> LinalgOverride:
     guarantees". A process that runs the program must import jax_batched, and needs no override.
 
     Returns:
-      A `LinalgOverride`: leaving it as a context, or calling its `undo()`, ends the override.
+      A `LinalgOverride`. Leaving it as a context, or calling its `undo()`, ends the override.
       Several may be active, and end in any order; when the last one does, the former lowerings are
       back.
     """

@@ -75,7 +75,7 @@ def matrix_rank(
 
 
 class PolarResult(NamedTuple):
-    """The unitary and the positive semidefinite factor."""
+    """The factor `unitary`, and `posdef`, which is positive semidefinite."""
 
     unitary: Array
     posdef: Array
@@ -100,7 +100,7 @@ def polar(
       where: as in `pinv`.
 
     Returns:
-      ``(u, p)``: u, of a's shape, has orthonormal columns or, if it is wide, rows; p is Hermitian,
+      ``(u, p)``; u, of a's shape, has orthonormal columns or, if it is wide, rows; p is Hermitian,
       positive semidefinite.
 
     Raises:

@@ -103,7 +103,7 @@ def refined_solve(
         default of tol goes by the n of the array.
 
     Returns:
-      ``(x, info)``: x of b's shape with the broadcast batch dimensions, and a `RefinementInfo`. x
+      ``(x, info)``, x of b's shape with the broadcast batch dimensions, and a `RefinementInfo`. x
       is the iterate with the smallest backward error. It is NaN for a matrix that has no factor:
       not positive definite in the last precision that was tried. No other is affected. A matrix
       that is indefinite by less than the low precision's roundoff can pass for positive definite;

@@ -113,7 +113,7 @@ def svd(
       return_info: also return ``info``.
 
     Returns:
-      ``(u, s, vh)``: s is real, descending, of shape ``(..., k)``. Where it is zero, u and vh are
+      ``(u, s, vh)``; s is real, descending, of shape ``(..., k)``. Where it is zero, u and vh are
       completed to orthonormal columns and rows. With return_info ``(u, s, vh, info)``, or
       ``(s, info)``: info is int32 of shape ``(...)``, 0, or a positive number if the
       iteration did not converge. A matrix with NaN or inf has NaN for a result, and ``info`` is

@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
+import jax_batched as jb
+
 ROOT = Path(__file__).parents[1]
 USERS = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
-USERS += sorted((ROOT / "docs").glob("*.md"))
-DOCUMENTS = [*USERS, *sorted((ROOT / "docs" / "internals").glob("*.md"))]
+INTERNALS = sorted((ROOT / "docs" / "internals").glob("*.md"))
+USERS += sorted(set((ROOT / "docs").rglob("*.md")) - set(INTERNALS))
+DOCUMENTS = [*USERS, *INTERNALS]
 DOCUMENTS += [ROOT / "benchmarks" / "README.md", ROOT / "tests" / "exported" / "README.md"]
+# Pages whose code is to be run.
+PROGRAMS = [path for path in USERS if path.parent.name == "how_to" or path.stem == "first_steps"]
 README = (ROOT / "README.md").read_text()
 
 # Which results file fills the sections of benchmarks.report in a document.
@@ -61,13 +66,35 @@ def test_the_readme_has_two_commands():
     assert "pytest" in tests
 
 
-def test_the_code_of_the_readme_runs():
-    blocks = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
-    assert "100_000" in blocks[0]
+def run_code(document: Path) -> dict:
+    """The names that a page's blocks of Python define, one after the other."""
     names = {}
-    for block in blocks:
+    for block in re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.M):
         exec(block.replace("100_000", "10"), names)
-    assert names["info"].converged.all()
+    return names
+
+
+def test_the_code_of_the_readme_runs():
+    assert "100_000" in README
+    assert run_code(ROOT / "README.md")["info"].converged.all()
+
+
+@pytest.mark.parametrize("document", PROGRAMS, ids=path_id)
+def test_the_code_of_pages_runs(document):
+    run_code(document)
+
+
+def test_every_function_has_a_reference():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    documented = re.findall(r"^::: jax_batched.*\.(\w+)$", pages, re.M)
+    assert sorted(documented) == sorted(set(documented))
+    assert set(jb.__all__) - set(documented) == {"__version__"}
+
+
+def test_tests_that_a_page_names_are_there():
+    page = (ROOT / "docs" / "known_wrong_answers.md").read_text()
+    for file, test in re.findall(r"`(test_\w+\.py)::(\w+)`", page):
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), test
 
 
 def sections(document: Path) -> list[str]:

@@ -1,6 +1,6 @@
 """Programs whose calls do not depend on each other end.
 
-jaxlib 0.10's LAPACK calls can wait for each other for ever (docs/compatibility.md).
+jaxlib 0.10's LAPACK calls can wait for each other for ever (docs/known_wrong_answers.md).
 """
 
 import os

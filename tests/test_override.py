@@ -265,7 +265,7 @@ def test_export_takes_our_disabled_checks(name):
         )(*xs)
     assert targets(str(error.value)) == targets(exported.mlir_module()) == expected
     np.testing.assert_allclose(exported.call(*xs), compiled(f, *xs), rtol=1e-10)
-    page = (Path(__file__).parents[1] / "docs" / "compatibility.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "how_to" / "export.md").read_text()
     for searched in (sentence, *(f"@{target}" for target in expected)):
         assert searched in page
 
