@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -36,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
+from _common import median_time, print_table
 from jax import Array
 
 import jax_batched as jb
@@ -306,18 +306,7 @@ def time_linear_algebra(linalg: Any, hessians: Array, rhs: Array, solves: int) -
 
     batched = jax.jit(jax.vmap(factor_and_solve, in_axes=(0, 1), out_axes=1))
     repeated = jnp.tile(rhs, (solves, 1, 1))
-    return median_time(lambda: batched(hessians, repeated))
-
-
-def median_time(function: Callable[[], Any], repeats: int = 9) -> float:
-    """Return the median seconds of a call, after one call that compiles."""
-    jax.block_until_ready(function())
-    seconds = []
-    for _ in range(repeats):
-        begin = time.perf_counter()
-        jax.block_until_ready(function())
-        seconds.append(time.perf_counter() - begin)
-    return float(np.median(seconds))
+    return median_time(batched, hessians, repeated, repeats=9)
 
 
 def openpiv_displacement(
@@ -441,19 +430,6 @@ def draw(
     plt.close(figure)
 
 
-def print_table(rows: dict[str, str]) -> None:
-    """Print names and values."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Image velocimetry", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    Console().print(table)
-
-
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -486,6 +462,7 @@ def main() -> int:
 
     draw(options.output, reference, corners, result, window)
     print_table(
+        "Image velocimetry",
         {
             "windows": f"{result.converged.size}",
             "iterations, median and most": f"{np.median(result.iterations):.0f}, {iterations}",
@@ -497,7 +474,7 @@ def main() -> int:
             "its linear algebra with jax_batched": f"{1e3 * ours:.2f} ms",
             "its linear algebra with stock JAX": f"{1e3 * stock:.2f} ms",
             f"median difference to openpiv, {difference.size} windows": f"{median:.3f} pixels",
-        }
+        },
     )
     if not median < AGREEMENT:
         print(f"the median difference to openpiv is not below {AGREEMENT} pixels", file=sys.stderr)

@@ -9,7 +9,7 @@ neighbourhoods of samples; its gradient runs through as many Cholesky factorizat
 The method is that of N. Cressie, "Statistics for Spatial Data" (1993), chapter 3. The likelihood is
 the composite one of F. C. Curriero and S. Lele, J. Agric. Biol. Environ. Stat. 4 (1999).
 
-    pip install "jax_batched[examples]"
+    pip install "jax_batched[kriging]"
     python examples/kriging.py
 
 What to look at: the picture's last row. The true error is about as large as the computed standard

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from _common import median_time
 from matplotlib.figure import Figure
 
 import jax_batched as jb
@@ -107,17 +107,6 @@ def solve(
     return conjugate_gradients(product, precondition if with_blocks else lambda r: r, b, steps)
 
 
-def seconds(f: Callable[..., Any], *operands: Any) -> float:
-    """The median time of a call, of 7 after the first."""
-    jax.block_until_ready(f(*operands))
-    times = []
-    for _ in range(7):
-        start = time.perf_counter()
-        jax.block_until_ready(f(*operands))
-        times.append(time.perf_counter() - start)
-    return sorted(times)[3]
-
-
 def draw(histories: dict[str, np.ndarray[Any, Any]], path: Path) -> None:
     """Relative residuals over steps."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
@@ -163,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return factors.values
 
     padded, buckets = (
-        seconds(jax.jit(partial(factor, by=by)), many.values) for by in ("map", "map_buckets")
+        median_time(jax.jit(partial(factor, by=by)), many.values) for by in ("map", "map_buckets")
     )
     print(f"{COPIES} times all blocks, padded: {padded * 1e3:.1f} ms; buckets: {buckets * 1e3:.1f}")
     draw(histories, options.output)

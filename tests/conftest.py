@@ -112,13 +112,6 @@ def benchmark_module(monkeypatch):
     return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
-@pytest.fixture
-def example(monkeypatch):
-    """A function that imports a program of `examples/`, which is not installed."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
-    return importlib.import_module
-
-
 # Where these cannot run, something is wrong with the set-up: 8 CPU devices are everywhere.
 _NEVER_SKIPPED = ("test_sharding.py", "test_multihost.py")
 

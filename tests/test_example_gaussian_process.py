@@ -1,5 +1,6 @@
 """The example of Gaussian processes: one storm against SciPy, and a small run of all of it."""
 
+import gaussian_process as example
 import jax
 import numpy as np
 import pytest
@@ -10,21 +11,16 @@ import jax_batched as jb
 FEWEST = 46
 
 
-@pytest.fixture
-def module(example):
-    return example("gaussian_process")
-
-
-def one_track(module):
+def one_track():
     """The known fixes of a storm, with padding."""
-    track = next(iter(module.load_tracks(FEWEST).values()))
-    known = ~module.is_held_out(len(track.days))
-    longer = module.Track(*(np.concatenate([x, x[:3]]) for x in track))
-    part = module.Track(*(x[known] for x in track))
-    return part, module.Track(*(x[0] for x in module.batch([part, longer])))
+    track = next(iter(example.load_tracks(FEWEST).values()))
+    known = ~example.is_held_out(len(track.days))
+    longer = example.Track(*(np.concatenate([x, x[:3]]) for x in track))
+    part = example.Track(*(x[known] for x in track))
+    return part, example.Track(*(x[0] for x in example.batch([part, longer])))
 
 
-def reference(module, parameters, track):
+def reference(parameters, track):
     """The likelihood of a track by SciPy, with the covariance written out."""
     amplitude, length, noise = np.exp(parameters)
     d = np.sqrt(5) * np.abs(np.subtract.outer(track.days, track.days)) / length
@@ -33,27 +29,26 @@ def reference(module, parameters, track):
     return scipy.stats.multivariate_normal(np.zeros(len(d)), matrix).logpdf(columns).sum()
 
 
-def test_likelihood_and_its_gradient(module):
-    track, padded = one_track(module)
+def test_likelihood_and_its_gradient():
+    track, padded = one_track()
     assert len(padded.days) > len(track.days)
-    parameters = np.add(module.START, [0.3, -0.2, 0.1])
-    value, gradient = jax.value_and_grad(module.log_likelihood, argnums=1)(jb, parameters, padded)
-    assert value == pytest.approx(reference(module, parameters, track), rel=1e-9)
+    parameters = np.add(example.START, [0.3, -0.2, 0.1])
+    value, gradient = jax.value_and_grad(example.log_likelihood, argnums=1)(jb, parameters, padded)
+    assert value == pytest.approx(reference(parameters, track), rel=1e-9)
     step = 1e-5
     differences = [
-        reference(module, parameters + step * e, track)
-        - reference(module, parameters - step * e, track)
+        reference(parameters + step * e, track) - reference(parameters - step * e, track)
         for e in np.eye(3)
     ]
     np.testing.assert_allclose(gradient, np.array(differences) / (2 * step), rtol=1e-5)
 
 
-def test_prediction(module):
-    track, padded = one_track(module)
-    parameters = np.array(module.START)
+def test_prediction():
+    track, padded = one_track()
+    parameters = np.array(example.START)
     days = track.days[:5] + 0.1
-    batched = module.Track(*(x[None] for x in padded))
-    mean, deviation = module.predict(jb, parameters[None], batched, days[None])
+    batched = example.Track(*(x[None] for x in padded))
+    mean, deviation = example.predict(jb, parameters[None], batched, days[None])
     amplitude, length, noise = np.exp(parameters)
 
     def covariance(s, t):
@@ -69,9 +64,9 @@ def test_prediction(module):
     np.testing.assert_allclose(deviation[0] ** 2, variance, rtol=1e-6)
 
 
-def test_small_run(module, tmp_path, capsys):
+def test_small_run(tmp_path, capsys):
     picture = tmp_path / "tracks.png"
-    module.main(["--fewest", str(FEWEST), "--steps", "30", "--output", str(picture)])
+    example.main(["--fewest", str(FEWEST), "--steps", "30", "--output", str(picture)])
     assert picture.stat().st_size > 10_000
     rows = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
     table = {row[1].strip(): row[2].strip() for row in rows}

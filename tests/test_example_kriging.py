@@ -2,16 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import kriging
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
 MODEL = (0.7, 9000.0, 4.0)
-
-
-@pytest.fixture
-def kriging(example):
-    return example("kriging")
 
 
 def neighbourhood(seed, count=32):
@@ -26,7 +22,7 @@ def covariances(a, b):
 
 
 @pytest.mark.parametrize("linalg", ["OURS", "STOCK"])
-def test_estimate_is_the_solution_of_the_bordered_system(kriging, linalg):
+def test_estimate_is_the_solution_of_the_bordered_system(linalg):
     points, heights = neighbourhood(0)
     targets = np.random.default_rng(1).uniform(0, 2, (5, 2))
     near = np.tile(np.arange(32), (5, 1))
@@ -48,7 +44,7 @@ def test_estimate_is_the_solution_of_the_bordered_system(kriging, linalg):
     np.testing.assert_allclose(variance, expected, rtol=1e-9)
 
 
-def test_likelihood_is_that_of_contrasts(kriging):
+def test_likelihood_is_that_of_contrasts():
     points, heights = neighbourhood(2)
     matrix = covariances(points, points) + MODEL[2] * np.eye(32)
     value = kriging.log_likelihood(jnp.asarray(matrix), jnp.asarray(heights), kriging.OURS)
@@ -58,7 +54,7 @@ def test_likelihood_is_that_of_contrasts(kriging):
     np.testing.assert_allclose(value, density.logpdf(contrasts @ heights) + constant, rtol=1e-10)
 
 
-def test_gradient_of_the_misfit(kriging):
+def test_gradient_of_the_misfit():
     points, heights = (np.stack(x) for x in zip(*map(neighbourhood, range(3, 6)), strict=True))
     start = np.array([np.log(MODEL[0]), np.log(MODEL[1]), 2.0])
     np.testing.assert_allclose(kriging.model_of(start), MODEL)
@@ -71,7 +67,7 @@ def test_gradient_of_the_misfit(kriging):
         np.testing.assert_allclose(misfit(start)[1] @ step / 1e-5, slope, rtol=1e-5)
 
 
-def test_part_of_the_terrain(kriging, tmp_path, capsys):
+def test_part_of_the_terrain(tmp_path, capsys):
     picture = tmp_path / "terrain.png"
     with jax.enable_x64(False):
         kriging.main(["--rows", "20", "--output", str(picture)])

@@ -1,20 +1,11 @@
 """The example of refined solves, on the real series."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import numpy as np
-import pytest
-
-PATH = Path(__file__).parents[1] / "examples" / "refinement.py"
+import refinement as example
 
 
 def test_every_system_is_solved_and_the_picture_drawn(tmp_path, capsys):
-    pytest.importorskip("statsmodels")
-    spec = importlib.util.spec_from_file_location("refinement", PATH)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
     picture = tmp_path / "refinement.png"
     example.main(["--output", str(picture)])
     assert picture.stat().st_size > 10_000
@@ -30,9 +21,6 @@ def test_every_system_is_solved_and_the_picture_drawn(tmp_path, capsys):
 
 
 def test_extended_solve_is_more_than_double():
-    spec = importlib.util.spec_from_file_location("refinement", PATH)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
     a = np.eye(5) * 4 + np.ones((5, 5))
     x = np.arange(5.0)[:, None]
     error = example.extended_solve(a[None], (a @ x)[None])[0] - x

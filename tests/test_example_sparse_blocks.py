@@ -1,19 +1,10 @@
 """The example of block preconditioners, on a small matrix of the package."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
-import pytest
-
-PATH = Path(__file__).parents[1] / "examples" / "sparse_blocks.py"
+import sparse_blocks as example
 
 
 def test_blocks_save_steps_and_the_picture_is_drawn(tmp_path, capsys):
-    pytest.importorskip("pyamg")
-    spec = importlib.util.spec_from_file_location("sparse_blocks", PATH)
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
     matrix, groups = example.problem("airfoil")
     assert sorted(np.concatenate(groups)) == list(range(matrix.shape[0]))
     assert len({len(group) for group in groups}) > 2
