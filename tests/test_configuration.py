@@ -45,10 +45,11 @@ def _program(op, calls, kernel):
     ids=("ranks", "dtypes"),
 )
 @pytest.mark.parametrize("kernel", ("", "lax"), ids=("kernel", "lax"))
+@pytest.mark.parametrize("dtype", ops.DTYPES)
 @pytest.mark.parametrize("op", ROWS, ids=ops.ids)
-def test_strict_promotion(op, kernel, setting, value):
+def test_strict_promotion(op, dtype, kernel, setting, value):
     """The program is the one without the setting, which only refuses what is implicit."""
-    calls = [op.operands(dtype, batch=(2,), n=3, nrhs=2) for dtype in ops.DTYPES]
+    calls = [op.operands(dtype, batch=(2,), n=3, nrhs=2)]
     expected = _program(op, calls, kernel)
     with _setting(setting, value):
         assert _program(op, calls, kernel) == expected

@@ -67,7 +67,8 @@ def test_gradient_of_the_misfit():
         np.testing.assert_allclose(misfit(start)[1] @ step / 1e-5, slope, rtol=1e-5)
 
 
-def test_part_of_the_terrain(tmp_path, capsys):
+def test_part_of_the_terrain(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(kriging, "BATCH", 256)
     picture = tmp_path / "terrain.png"
     with jax.enable_x64(False):
         kriging.main(["--rows", "20", "--output", str(picture)])

@@ -18,7 +18,9 @@ def _repeats(x, first):
     return jnp.all(x == first[index])
 
 
-@pytest.mark.parametrize("batch", (100_003, 1_500_003))
+@pytest.mark.parametrize(
+    "batch", (100_003, pytest.param(1_500_003, marks=pytest.mark.only_exhaustive))
+)
 def test_offsets_beyond_32_bits(batch, needs_memory):
     """1,500,003 matrices of 20 x 20 are 2.24 GiB; they repeat 7, the last ones too."""
     needs_memory(16 if batch > 10**6 else 2)
