@@ -1,14 +1,24 @@
-"""What the examples share: a time of a call, and a table of names and values."""
+"""What the examples share: exact products, the time of a call, a table of names and values."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
+
+# Stock JAX calls OpenBLAS for one matrix at a time, whose threads would wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# float32 products stay float32 products on every accelerator
+matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 def median_time(f: Callable[..., Any], *operands: Any, repeats: int = 7) -> float:

@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
-from _common import median_time, print_table
+from _common import einsum, median_time, print_table
 from jax import Array
 from matplotlib.figure import Figure
 
@@ -53,8 +53,6 @@ IMPLICIT_RIDGE = 30.0  # the best of 3, 10, 30
 CONFIDENCE = 1.0  # Hu et al.'s alpha: an entry weighs 1 + alpha times its rating
 SHRINKAGE = 5.0  # of the means towards the mean of all: as many ratings count for it
 ENTRIES = 2**18  # padded ratings whose normal matrices are built at a time
-
-einsum = partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
 
 class Ratings(NamedTuple):

@@ -308,4 +308,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    jb.keep_freed_memory()
     main()

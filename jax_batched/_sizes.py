@@ -17,10 +17,10 @@ Array = jax.Array
 class Sizes:
     """How many rows and columns each matrix of a batch has: the leading part of what holds it.
 
-    Outside of that a matrix is continued by the identity, and a right-hand side by zeros. Factors,
-    inverses and solutions of what was continued are those of the matrices, continued likewise. A
-    matrix with a size out of range is all NaN, and fails as others do, but where a mask leaves it
-    out. Without sizes (None) everything stays as it is.
+    Outside of that a matrix is continued by the identity, or another diagonal, and a right-hand
+    side by zeros. Factors, inverses, solutions and eigenvectors of what was continued are those of
+    the matrices, continued likewise. A matrix with a size out of range is all NaN, and fails as
+    others do, but where a mask leaves it out. Without sizes (None) everything stays as it is.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Sizes:
         return self._sizes is not None
 
     def continued(self, a: Array, diagonal: Array | None = None) -> Array:
-        """Matrices, each continued by the identity, or by a multiple of it."""
+        """Matrices, each continued by the identity, or by what `diagonal` (..., n) has."""
         if self._sizes is None:
             return a
         a = self.spoilt(a)
@@ -102,7 +102,7 @@ class Sizes:
         inside = own[..., :, None] & own[..., None, :]
         ones = jnp.ones_like(a)
         if diagonal is not None:
-            ones = ones * like(diagonal, a)[..., None, None].astype(a.dtype)
+            ones = ones * like(diagonal, a, 1)[..., None].astype(a.dtype)
         other = jnp.where(on_diagonal & ~inside, ones, jnp.zeros_like(a))
         return jnp.where(inside, a, other)
 

@@ -22,6 +22,7 @@ from jax_batched._matrix import (
     real_dtype,
     reciprocals,
     spoilt,
+    triangle,
 )
 from jax_batched._sizes import Sizes, like
 
@@ -109,7 +110,8 @@ def eigh(
         ``cluster_tol n eps max|w|`` count as equal: see below. 0: only the same one does.
       where: bool, of a shape that broadcasts to the batch dimensions. Where it is False the results
         are zero, ``info`` is -1 and a counts for nothing.
-      sizes: as in `cholesky`. Eigenvalues beyond a matrix's own are zero, too.
+      sizes: as in `cholesky`. Eigenvalues beyond a matrix's own are zero, too. A matrix with an
+        eigenvalue out of range has NaN for a result, and its size for ``info``.
       return_info: also return ``info``.
 
     Returns:
@@ -131,7 +133,8 @@ def eigh(
     is replaced by 0. So derivatives are finite, and right for what depends on equal eigenvalues by
     symmetric functions of them and by the space of their eigenvectors. V f(W) V^H depends on more:
     `eigh_function` has its derivative. With ``cluster_tol=0`` the rule is JAX's, with inf and NaN
-    at equal eigenvalues.
+    at equal eigenvalues. With sizes, n is that of the padding, and max|w| up to 8 times as large as
+    the largest sum of the entries of a row.
 
     Algorithm: tridiagonalisation and implicit QR with Wilkinson's shifts (Golub and Van Loan,
     "Matrix computations", section 8.3), the rotations of two sweeps applied at once; for the
@@ -143,8 +146,9 @@ def eigh(
     v, w, info = eigh_op(
         matrix, **options, vectors=True, cluster_tol=tolerance("eigh", cluster_tol), where=wanted
     )
-    w, info = _own(parts, w.astype(real_dtype(dtype)), info)
-    v = parts.within(v.astype(dtype), -2, -1)
+    w, info, lost = _own(parts, w, info)
+    v = v if lost is None else parts.within(spoilt(v, lost[..., None, None]), -2, -1)
+    w, v = w.astype(real_dtype(dtype)), v.astype(dtype)
     return (w, v, info) if _checks.flag("eigh", "return_info", return_info) else EighResult(w, v)
 
 
@@ -217,7 +221,8 @@ def eigvalsh(
         cluster_tol=tolerance("eigvalsh", cluster_tol),
         where=wanted,
     )
-    w, info = _own(parts, w.astype(real_dtype(dtype)), info)
+    w, info, _ = _own(parts, w, info)
+    w = w.astype(real_dtype(dtype))
     return (w, info) if _checks.flag("eigvalsh", "return_info", return_info) else w
 
 
@@ -239,7 +244,8 @@ def eigh_function(
     Args:
       a, symmetrize_input, lower, where, sizes: as in `eigh`.
       f: a function of an array of real numbers, number by number, to real or complex ones. It may
-        use traced values, and derivatives go to them.
+        use traced values, and derivatives go to them. It is called with 1 for a matrix of size 0 or
+        one that where leaves out, so it should be finite there.
       df: its derivative, a function of the same kind; by JAX if None.
 
     Returns:
@@ -274,7 +280,10 @@ def eigh_function(
         )
         # No f is asked for zeros of matrices that are left out, nor for anything beyond a size.
         w = w if wanted is None else mask.kept(w, wanted, 1, 1)
-        return v, parts.within(w[..., None, :], -1, other=w[..., None, :1])[..., 0, :]
+        if parts:
+            some = jnp.where(like(parts.each, w, 1)[..., None] == 0, 1, w[..., :1])
+            w = parts.within(w[..., None, :], -1, other=some[..., None, :])[..., 0, :]
+        return v, w
 
     def product(v: Array, x: Array) -> Array:
         v = v.astype(np.result_type(v.dtype, x.dtype))
@@ -344,25 +353,36 @@ def _call(
     wanted = _checks.mask(operation, where, matrix.shape[:-2])
     parts = Sizes(operation, sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     if parts:
-        matrix = _continued(parts, hermitian_input(matrix, upper=not lower, symmetrize=symmetrize))
-        lower, symmetrize = True, False
+        read = matrix if symmetrize else triangle(matrix, upper=not lower)
+        matrix = parts.continued(
+            matrix, _beyond_spectrum(real_diagonal(parts.within(read, -2, -1)))
+        )
     return matrix, dtype, {"lower": lower, "symmetrize": symmetrize}, wanted, parts
 
 
-def _continued(parts: Sizes, hermitian: Array) -> Array:
-    """Each matrix continued by a multiple of the identity that comes after its eigenvalues."""
-    own = jax.lax.stop_gradient(jnp.abs(parts.within(hermitian, -2, -1)))
-    bound = 2 * jnp.max(jnp.sum(own, -1), -1, initial=0)
-    largest = np.finfo(own.dtype).max
-    return parts.continued(hermitian, jnp.where(bound > 0, jnp.minimum(bound, largest), 1))
+def _beyond_spectrum(read: Array) -> Array:
+    """Distinct numbers (..., n) beyond the eigenvalues of matrices of which this part is read."""
+    size = jax.lax.stop_gradient(jnp.abs(read))
+    sums = jnp.sum(size, -1) + jnp.sum(size, -2)  # at least those of the Hermitian matrix's rows
+    limits = np.finfo(size.dtype)
+    bound = 2 * jnp.max(sums, -1, keepdims=True, initial=0)
+    bound = jnp.where(bound > limits.tiny, bound, limits.tiny)
+    steps = jnp.linspace(1, 2, read.shape[-1], dtype=size.dtype)
+    return jnp.minimum(bound * jnp.broadcast_to(steps, sums.shape), limits.max)
 
 
-def _own(parts: Sizes, w: Array, info: Array) -> tuple[Array, Array]:
-    """The eigenvalues of the matrices themselves, and info of no more than there are."""
-    if parts:
-        w = parts.within(w[..., None], -2)[..., 0]
-        info = parts.info(jnp.minimum(info, like(parts.each, info, 0)), 2)
-    return w, info
+def _own(parts: Sizes, w: Array, info: Array) -> tuple[Array, Array, Array | None]:
+    """Eigenvalues and info of the matrices themselves, and which of them are lost.
+
+    An eigenvalue that is out of range may change places with those that continue its matrix.
+    """
+    if not parts:
+        return w, info, None
+    lost = jnp.isinf(w).any(-1)
+    own = like(parts.each, info, 0)
+    info = parts.info(jnp.where(lost, own, jnp.minimum(info, own)), 2)
+    w = parts.within(spoilt(w, lost[..., None])[..., None], -2)[..., 0]
+    return w, info, lost
 
 
 def tolerance(operation: str, given: float) -> float:

@@ -152,7 +152,7 @@ def _in_place(
         raise TypeError("lu: tiny must be real")
     given = jnp.asarray(tiny).astype(real_dtype(a.dtype))
     threshold = _checks.per_matrix("lu", "tiny", given, batch)
-    continued = parts.continued(a, jnp.maximum(threshold, jnp.ones_like(threshold)))
+    continued = parts.continued(a, jnp.maximum(threshold, jnp.ones_like(threshold))[..., None])
     factors, info = lu_in_place_op(continued, threshold, where=where)
     pivots, permutation = (
         jax.lax.broadcasted_iota(jnp.int32, (*batch, size), len(batch)) for size in (min(m, n), m)

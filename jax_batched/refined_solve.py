@@ -164,7 +164,7 @@ def _continued(parts: Sizes, a: Array, *, definite: bool) -> Array:
     own = parts.within(jax.lax.stop_gradient(a), -2, -1)
     size = largest(diagonal(own), -1)[..., 0] if definite else largest(own, (-2, -1))[..., 0, 0]
     usable = (size > 0) & (size < jnp.inf)
-    return parts.continued(a, jnp.where(usable, size, jnp.ones_like(size)))
+    return parts.continued(a, jnp.where(usable, size, jnp.ones_like(size))[..., None])
 
 
 @functools.partial(jax.jit, static_argnames="empty")

@@ -49,7 +49,44 @@ def test_a_wrong_result_is_named(capsys, monkeypatch):
     code, text = run(capsys, "--n", "4", "--op", "inv")
     assert code == 1
     assert "inv WRONG" in text
-    assert "inv, float32, n = 4: LAPACK's ratio is " in text
+    assert "inv, float32, n = 4: its ratio is " in text
+
+
+def test_a_call_that_fails_is_named(capsys, monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a fault\nand more")
+
+    row = check.CHECKS[NAMES.index("inv")]
+    recipe = row.recipe._replace(call=lambda accuracy: lambda a: jax.pure_callback(fails, a, a))
+    monkeypatch.setattr(check, "CHECKS", [row._replace(recipe=recipe, dtypes=("float32",))])
+    code, text = run(capsys, "--n", "4", "--op", "inv")
+    assert code == 1
+    assert "inv, float32, n = 4: " in text
+
+
+def test_stock_jax_may_fail(capsys, monkeypatch):
+    def fails(a):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a fault")
+
+    row = check.CHECKS[NAMES.index("inv")]
+    monkeypatch.setattr(check, "CHECKS", [row._replace(stock=fails, dtypes=("float32",))])
+    code, text = run(capsys, "--n", "4", "--op", "inv")
+    assert code == 0
+    assert lines(text)["inv"][0].endswith("-")
+
+
+@pytest.mark.parametrize(
+    "arguments", (("--n", "0"), ("--n", "x"), ("--mebibytes", "-1"), ("--op", "gamma"))
+)
+def test_options_out_of_range(capsys, arguments):
+    with pytest.raises(SystemExit):
+        check.main(arguments)
+    assert "error: argument" in capsys.readouterr().err
+
+
+def test_no_kernel_is_named_beyond_the_last(capsys):
+    _, text = run(capsys, "--n", "3", "80", "--op", "eigvalsh")
+    assert " lax " in lines(text)["eigvalsh"][0]
 
 
 @pytest.mark.only_exhaustive

@@ -158,6 +158,33 @@ def test_eigenvalues(dtype, scale):
             assert np.count_nonzero(x) == np.count_nonzero(y)
 
 
+def test_eigenvalues_at_the_ends_of_the_range():
+    """Of subnormal matrices the digits are kept; one with an eigenvalue out of range is NaN."""
+    for dtype in ("float32", "float64"):
+        limits = np.finfo(dtype)
+        a = np.array([[2, 1], [1, 2]], dtype)
+        w = jb.eigvalsh(a * 1000 * limits.smallest_subnormal, symmetrize_input=False, sizes=2)
+        np.testing.assert_array_equal(np.asarray(w) / limits.smallest_subnormal, [1000, 3000])
+        large = np.zeros((4, 4), dtype)
+        large[:2, :2] = 0.6 * limits.max
+        w, v, info = jb.eigh(np.stack([large, np.eye(4, dtype=dtype)]), sizes=2, return_info=True)
+        assert info.tolist() == [2, 0]
+        assert np.isnan(w[0, :2]).all() and np.isnan(v[0, :2, :2]).all()
+        assert w[1].tolist() == [1, 1, 0, 0]
+
+
+def test_derivatives_of_eigenvectors_by_jaxs_rule():
+    """What continues a matrix has no equal eigenvalues."""
+    a = np.diag([1.0, 2, 3]) + 0.1
+
+    def loss(a, **sizes):
+        w, v = jb.eigh(a, cluster_tol=0, **sizes)
+        return jnp.sum(v[:3, :3] ** 2 * np.arange(9).reshape(3, 3)) + w[0] ** 2
+
+    given = jax.grad(loss)(np.pad(a, (0, 3)), sizes=3)
+    np.testing.assert_allclose(given, np.pad(jax.grad(loss)(a), (0, 3)), atol=1e-13)
+
+
 def test_functions_of_matrices():
     """Also one that is not finite beyond the eigenvalues, and its derivative."""
     sizes = np.array([1, 0, 5, N], np.int32)
