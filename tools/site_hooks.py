@@ -50,8 +50,8 @@ def on_config(config: MkDocsConfig) -> None:
 def site_path(file: Path) -> str:
     """Where a file of the repository is in the sources of the site."""
     path = file.relative_to(ROOT).as_posix()
-    if path == "README.md":
-        return "index.md"
+    if path in ("README.md", "examples"):
+        return posixpath.join(path.removesuffix("README.md"), "index.md")
     if file in PROGRAMS:
         return path.removesuffix("py") + "md"
     if file.is_dir() or file.name == "README.md":
