@@ -18,6 +18,7 @@ from jax_batched._matrices import (
     adjoint,
     cho_solve_ratio,
     cholesky_ratio,
+    eigenvalues_ratio,
     lu_ratio,
     product_ratio,
     q_ratio,
@@ -147,12 +148,6 @@ def _eigenvectors_ratio(eps: float, a: Array, v: Array) -> Array:
 
 def _unitary_ratio(eps: float, q: Array) -> Array:
     return product_ratio(eps, np.broadcast_to(np.eye(q.shape[-1]), q.shape), adjoint(q) @ q)
-
-
-def _eigenvalues_ratio(eps: float, a: Array, w: Array) -> Array:
-    expected = np.linalg.eigvalsh(a)
-    size = a.shape[-1] * eps * np.abs(expected).max(-1)
-    return np.asarray(np.abs(w - expected).max(-1) / size)
 
 
 def _left_vectors_ratio(eps: float, a: Array, u: Array) -> Array:
@@ -366,7 +361,7 @@ OPERATIONS: dict[str, Operation] = {
     "eigvalsh": Operation(
         operands=("hermitian",),
         floor=lambda n, nrhs: n * n,
-        ratio=_eigenvalues_ratio,
+        ratio=eigenvalues_ratio,
         calls={
             "jax_batched": lambda a: jb.eigvalsh(a),
             "jax": lambda a: jnp.linalg.eigvalsh(a),

@@ -1,4 +1,4 @@
-"""What the examples share: exact products, the time of a call, a table of names and values."""
+"""What the examples share: exact products, times of calls, a table of names and values."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ def median_time(f: Callable[..., Any], *operands: Any, repeats: int = 7) -> floa
         jax.block_until_ready(f(*operands))
         seconds.append(time.perf_counter() - begin)
     return sorted(seconds)[repeats // 2]
+
+
+def timed(f: Callable[..., Any], *operands: Any) -> tuple[Any, float]:
+    """The result of a compiled program and its seconds."""
+    begin = time.perf_counter()
+    result = jax.block_until_ready(f(*operands))
+    return result, time.perf_counter() - begin
 
 
 def print_table(title: str, rows: Mapping[str, str]) -> None:

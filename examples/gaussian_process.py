@@ -25,8 +25,7 @@ import gzip
 import importlib.util
 import itertools
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +35,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 import optax
-from _common import median_time, print_table
+from _common import median_time, print_table, timed
 from jax import Array
 from matplotlib.figure import Figure
 
@@ -189,13 +188,6 @@ def linear_algebra_time(linalg: Any, parameters: Array, tracks: Track) -> float:
     matrices = jax.jit(jax.vmap(noisy_covariance))(parameters, tracks)
     operands = matrices, jax.vmap(centred)(tracks)[0], tracks.known.sum(axis=1)
     return median_time(jax.jit(jax.value_and_grad(total)), *operands, repeats=3)
-
-
-def timed(f: Callable[..., Any], *operands: Any) -> tuple[Any, float]:
-    """The result of a compiled program and its seconds."""
-    begin = time.perf_counter()
-    result = jax.block_until_ready(f(*operands))
-    return result, time.perf_counter() - begin
 
 
 def draw(

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -35,7 +34,7 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
-from _common import matmul, median_time, print_table
+from _common import matmul, median_time, print_table, timed
 from jax import Array
 
 import jax_batched as jb
@@ -445,9 +444,7 @@ def main() -> int:
     operands = jnp.asarray(reference), jnp.asarray(target), jnp.asarray(corners.reshape(-1, 2))
 
     program = register.lower(*operands, window=window).compile()
-    begin = time.perf_counter()
-    result = jax.block_until_ready(program(*operands))
-    seconds = time.perf_counter() - begin
+    result, seconds = timed(program, *operands)
 
     iterations = int(result.iterations.max())
     hessians, rhs = first_systems(*operands, window=window)

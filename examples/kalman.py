@@ -27,7 +27,6 @@ import csv
 import gzip
 import importlib.util
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg
 import numpy as np
 import optax
-from _common import median_time, print_table
+from _common import median_time, print_table, timed
 from jax import Array
 from matplotlib.figure import Figure
 
@@ -271,9 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     train = np.where(np.arange(y.shape[1]) < y.shape[1] - HELD_OUT, y, np.nan)
 
     program = fit.lower(OURS, jnp.asarray(train), options.steps).compile()
-    begin = time.perf_counter()
-    parameters, values = jax.block_until_ready(program(train))
-    seconds = time.perf_counter() - begin
+    (parameters, values), seconds = timed(program, train)
     times = {
         name: (
             median_time(value_and_gradient, linalg, parameters, train, repeats=3),

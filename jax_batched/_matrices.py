@@ -105,6 +105,13 @@ def q_ratio(eps: float, m: Array, q: Array) -> Array:
     return np.maximum(unitary, product_ratio(eps, m, q @ np.triu(adjoint(q) @ m)))
 
 
+def eigenvalues_ratio(eps: float, m: Array, w: Array) -> Array:
+    """max |w - those of M| / (n eps max |w|) of each Hermitian matrix."""
+    expected = np.linalg.eigvalsh(m)
+    size = m.shape[-1] * eps * np.abs(expected).max(-1)
+    return np.asarray(np.abs(w - expected).max(-1) / size)
+
+
 def cho_solve_ratio(eps: float, lower: Array, b: Array, x: Array) -> Array:
     """`solve_ratio` of M = L L^H."""
     return solve_ratio(eps, lower @ adjoint(lower), b, x)

@@ -23,6 +23,7 @@ from jax_batched._info import columns, versions
 from jax_batched._matrices import (
     MAX_RATIO,
     adjoint,
+    eigenvalues_ratio,
     general,
     graded_spd,
     norm,
@@ -49,12 +50,6 @@ def _determinant_ratio(eps: float, a: Array, det: Array) -> Array:
     expected = np.linalg.det(a)
     error = np.abs(det - expected) / np.abs(expected)
     return error / (a.shape[-1] * eps * norm(a) * norm(np.linalg.inv(a)))
-
-
-def _values_ratio(eps: float, expected: Array, values: Array) -> Array:
-    """|values - expected| / (n eps max|expected|) of each matrix."""
-    largest = np.max(np.abs(expected), axis=-1)
-    return np.max(np.abs(values - expected), axis=-1) / (expected.shape[-1] * eps * largest)
 
 
 def _spectrum_ratio(eps: float, a: Array, results: Any) -> Array:
@@ -151,7 +146,7 @@ CHECKS = (
     Check(
         "eigvalsh",
         "eigh",
-        _recipe(spd, jb.eigvalsh, lambda eps, a, w: _values_ratio(eps, np.linalg.eigvalsh(a), w)),
+        _recipe(spd, jb.eigvalsh, eigenvalues_ratio),
         jnp.linalg.eigvalsh,
     ),
     Check("svd", "svd", _recipe(general, jb.svd, _singular_ratio), jnp.linalg.svd),
@@ -202,7 +197,6 @@ def _worst(check: Check, dtype: str, operands: Sequence[Array], results: Any) ->
     """The largest ratio; infinite where a result is not finite."""
     known = [wide(x) for x in operands]
     found = jax.tree.map(lambda x: wide(np.asarray(x)), results)
-    found = tuple(found) if isinstance(found, tuple) else found
     ratio = check.recipe.ratio(float(np.finfo(dtype).eps), *known, found)
     return float(np.max(np.where(np.isfinite(ratio), ratio, np.inf)))
 
