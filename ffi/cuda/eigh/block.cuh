@@ -11,7 +11,7 @@
 //   3. The lanes write the columns in the order of the eigenvalues.
 #pragma once
 
-#include "ffi/cuda/eigh/iteration.cuh"
+#include "ffi/cuda/eigh/tridiagonal.cuh"
 #include "ffi/cuda/layout/view.cuh"
 #include "ffi/problems/eigh.h"
 
@@ -25,10 +25,6 @@ struct alignas(sizeof(T) < 16 ? 2 * sizeof(T) : 16) Two {
   T v[2];
 };
 
-template <class R>
-struct alignas(2 * sizeof(R)) Rotation {
-  R c, s;
-};
 // Rotation i of a sweep, and rotation i - 1 of the next one.
 template <class R>
 struct alignas(16) TwoRotations {
@@ -363,65 +359,6 @@ struct EighLanes {
         v[i * n + j] = failed ? quiet_nan<T>() : without_sign_of_zero(from[i]);
       }
     }
-  }
-};
-
-// One tridiagonal matrix, by one lane; all lanes of a warp go together.
-template <class R>
-struct SharedTridiagonal {
-  R* const d;
-  R* const e;
-  const int apart;
-  const int n;
-  const bool idle;
-  R tolerance = R(0);
-  int last = 0;
-
-  __device__ __forceinline__ void begin() {
-    if (idle) return;
-    for (int i = 0; i < n; ++i) {
-      tolerance = fmax(tolerance, fabs(d[i * apart]) + fabs(e[i * apart]));
-    }
-    tolerance = tolerance * kRoundoff<R>;
-    for (int i = 0; i < n; ++i) {
-      if (fabs(e[i * apart]) <= tolerance) e[i * apart] = R(0);
-    }
-    last = n - 1;
-  }
-  // Rotations of the next sweep, 0 if all matrices are done.
-  __device__ __forceinline__ int rotations() {
-    while (last > 0 && e[(last - 1) * apart] == R(0)) --last;
-    return warp_max(last);
-  }
-  // A sweep of `count` rotations (c_i, s_i), for each of which put(i, c_i, s_i) is called.
-  template <class Put>
-  __device__ __forceinline__ void sweep(int count, Put&& put) {
-    if (idle) return;
-    while (last > 0 && e[(last - 1) * apart] == R(0)) --last;
-    R shift = R(0);
-    if (last > 0) {
-      const int above = (last - 1) * apart;
-      shift = wilkinson_shift(d[above], d[above + apart], e[above]);
-    }
-    R d_i = d[0], e_i = e[0];
-    Sweep<R> sweep(shift, tolerance, d_i);
-#pragma unroll 4
-    for (int i = 0; i < count; ++i) {
-      const int next = (i + 1) * apart;
-      const R d_next = d[next], e_next = e[next];
-      R e_before;
-      sweep.rotate(d_i, e_before, e_i, d_next);
-      put(i, sweep.c, sweep.s);
-      d[next - apart] = d_i;
-      if (i > 0) e[next - 2 * apart] = e_before;
-      if (i + 1 < count) sweep.restart(d_next);
-      d_i = d_next;
-      e_i = e_next;
-    }
-    R e_before;
-    sweep.finish(d_i, e_before);
-    d[count * apart] = d_i;
-    e[(count - 1) * apart] = e_before;
   }
 };
 

@@ -4,7 +4,9 @@
 #include <algorithm>
 
 #include "ffi/cuda/eigh/block.cuh"
+#include "ffi/cuda/eigh/columns.cuh"
 #include "ffi/cuda/eigh/policy.h"
+#include "ffi/cuda/eigh/rows.cuh"
 #include "ffi/cuda/eigh/thread.cuh"
 #include "ffi/cuda/eigh/values.cuh"
 #include "ffi/cuda/launch.h"
@@ -78,6 +80,35 @@ struct EighLauncher {
     return with_size<kMaxN>(p.n, EighThreadLauncher<T>{stream, p});
   }
 
+  template <int kMaxN, EighLanesShape kShape>
+  cudaError_t launch_shape(EighLanesShape) const {
+    using Rows = EighRows<T, kMaxN, kShape.rows, kShape.matrices, kShape.sweeps>;
+    cudaError_t error =
+        p.vectors ? columns<kMaxN, kShape, true>() : columns<kMaxN, kShape, false>();
+    if (error != cudaSuccess) return error;
+    if (!p.vectors) return values<false>();
+    error = values<true>();
+    if (error != cudaSuccess) return error;
+    constexpr auto kKernel =
+        eigh_rows_kernel<T, kMaxN, kShape.rows, kShape.matrices, kShape.sweeps, kShape.blocks>;
+    return launch_kernel<kKernel>(stream, p.batch, kShape.matrices,
+                                  Rows::kThreads + 32 * Rows::kChains,
+                                  sizeof(typename Rows::Shared), p);
+  }
+  template <int kMaxN, EighLanesShape kShape, bool kVectors>
+  cudaError_t columns() const {
+    constexpr int kLanes = kShape.column_lanes, kThreads = kShape.column_threads;
+    return launch_kernel<
+        eigh_columns_kernel<T, kMaxN, kLanes, kThreads, kShape.column_blocks, kVectors>>(
+        stream, p.batch, kThreads / kLanes, kThreads,
+        eigh_columns_bytes<T, kMaxN, kLanes, kThreads>(), p);
+  }
+  template <bool kShifts>
+  cudaError_t values() const {
+    return launch_kernel<eigh_values_kernel<Real<T>, kShifts>>(stream, p.batch, 32, 32,
+                                                               eigh_values_bytes<Real<T>>(p.n), p);
+  }
+
   template <int kMaxN, EighBlockShape kShape>
   cudaError_t launch_shape(EighBlockShape) const {
     constexpr int kLanes = kShape.lanes;
@@ -94,8 +125,7 @@ struct EighLauncher {
     error = launch_kernel<eigh_tridiagonal_kernel<T, kLanes>>(
         stream, p.batch, kMatrices, kTridiagonalThreads, EighPlaces<T>{p.n, kMatrices}.bytes(), p);
     if (error != cudaSuccess) return error;
-    return launch_kernel<eigh_values_kernel<Real<T>>>(stream, p.batch, 32, 32,
-                                                      eigh_values_bytes<Real<T>>(p.n), p);
+    return values<false>();
   }
 };
 

@@ -18,7 +18,16 @@ struct EighBlockShape {
   int lanes;
 };
 
-using EighShape = std::variant<EighThreadShape, EighBlockShape>;
+// A matrix in registers: `column_lanes` lanes of a warp have its columns, then threads of a block
+// with `matrices` of them have `rows` rows each of its eigenvectors. Registers are for so many
+// blocks.
+struct EighLanesShape {
+  static constexpr std::string_view kName = "lanes";
+  int column_lanes, column_threads, column_blocks;
+  int rows, matrices, sweeps, blocks;
+};
+
+using EighShape = std::variant<EighThreadShape, EighLanesShape, EighBlockShape>;
 
 constexpr Row<EighShape> of_eigh_thread(DType dtype, int max_n) {
   return {dtype, 1, max_n, EighThreadShape{}};
@@ -28,18 +37,32 @@ constexpr Row<EighShape> of_eigh_block(DType dtype, int lanes) {
 }
 
 inline constexpr Row<EighShape> kEighTable[] = {
-    of_eigh_thread(DType::kFloat32, 8),    of_eigh_block(DType::kFloat32, 8),
-    of_eigh_block(DType::kFloat32, 16),    of_eigh_block(DType::kFloat32, 32),
+    of_eigh_thread(DType::kFloat32, 8),
+    {DType::kFloat32, 9, 12, EighLanesShape{4, 128, 4, 2, 32, 2, 4}},
+    {DType::kFloat32, 13, 16, EighLanesShape{8, 128, 5, 2, 16, 2, 5}},
+    {DType::kFloat32, 17, 24, EighLanesShape{8, 128, 4, 3, 16, 2, 3}},
+    {DType::kFloat32, 25, 32, EighLanesShape{16, 128, 4, 4, 8, 4, 4}},
+    {DType::kFloat32, 33, 48, EighLanesShape{32, 128, 3, 4, 16, 4, 1}},
+    {DType::kFloat32, 49, 64, EighLanesShape{32, 128, 2, 2, 7, 4, 1}},
 
-    of_eigh_thread(DType::kFloat64, 8),    of_eigh_block(DType::kFloat64, 8),
-    of_eigh_block(DType::kFloat64, 16),    of_eigh_block(DType::kFloat64, 32),
+    of_eigh_thread(DType::kFloat64, 8),
+    {DType::kFloat64, 9, 12, EighLanesShape{4, 128, 4, 2, 16, 2, 4}},
+    {DType::kFloat64, 13, 16, EighLanesShape{8, 128, 4, 2, 16, 2, 3}},
+    {DType::kFloat64, 17, 24, EighLanesShape{8, 128, 2, 2, 8, 4, 3}},
+    {DType::kFloat64, 25, 32, EighLanesShape{16, 128, 2, 2, 12, 4, 1}},
+    {DType::kFloat64, 33, 48, EighLanesShape{32, 128, 2, 1, 4, 8, 1}},
+    {DType::kFloat64, 49, 64, EighLanesShape{32, 64, 4, 1, 3, 8, 1}},
 
-    of_eigh_thread(DType::kComplex64, 6),  of_eigh_block(DType::kComplex64, 4),
-    of_eigh_block(DType::kComplex64, 8),   of_eigh_block(DType::kComplex64, 16),
+    of_eigh_thread(DType::kComplex64, 6),
+    of_eigh_block(DType::kComplex64, 4),
+    of_eigh_block(DType::kComplex64, 8),
+    of_eigh_block(DType::kComplex64, 16),
     of_eigh_block(DType::kComplex64, 32),
 
-    of_eigh_thread(DType::kComplex128, 4), of_eigh_block(DType::kComplex128, 4),
-    of_eigh_block(DType::kComplex128, 8),  of_eigh_block(DType::kComplex128, 16),
+    of_eigh_thread(DType::kComplex128, 4),
+    of_eigh_block(DType::kComplex128, 4),
+    of_eigh_block(DType::kComplex128, 8),
+    of_eigh_block(DType::kComplex128, 16),
     of_eigh_block(DType::kComplex128, 32),
 };
 static_assert(names_are_distinct(kEighTable), "give rows that overlap a variant");

@@ -43,8 +43,8 @@ constexpr size_t eigh_values_bytes(int n) {
   return 2 * 33 * n * sizeof(R);
 }
 
-// A warp has 32 matrices.
-template <class R>
+// A warp has 32 matrices. With kShifts what eigh_rows_kernel wants of them, and no results.
+template <class R, bool kShifts>
 __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
   constexpr int kApart = 33;
   const int n = p.n, lane = threadIdx.x;
@@ -53,18 +53,16 @@ __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
   const int records = static_cast<int>(min(int64_t{32}, p.batch - first));
   R* const d = reinterpret_cast<R*>(dynamic_shared);
   R* const e = d + n * kApart;
-  R* const w = p.w.at<R>(first, n);
-  const R* const work = p.workspace.at<const R>(first, n);
-  const auto for_each = [&](auto&& f) {
+  const auto for_each = [&](auto&& f) {  // matrix, number, and its place in shared memory
     int matrix = lane / n, i = lane % n;
     for (int at = lane; at < records * n; at += 32) {
-      f(at, i * kApart + matrix);
+      f(EighPlacesInResults<R>{p, first + matrix}, i, i * kApart + matrix);
       for (i += 32; i >= n; i -= n) ++matrix;
     }
   };
-  for_each([&](int at, int place) {
-    d[place] = w[at];
-    e[place] = work[at];
+  for_each([&](const auto& places, int i, int place) {
+    d[place] = places.d()[i];
+    e[place] = places.e()[i];
   });
   __syncwarp();
   const bool idle = lane >= records || !is_wanted(p, first + lane);
@@ -77,6 +75,13 @@ __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
     const int count = tridiagonal.rotations();
     if (count == 0) break;
     tridiagonal.sweep(count, [](int, R, R) {});
+  }
+  if constexpr (kShifts) {
+    __syncwarp();
+    for_each([&](const auto& places, int i, int place) {
+      if (i > 0 && is_wanted(p, places.entry)) places.shifts()[i - 1] = d[place];
+    });
+    return;
   }
   if (lane < records) {
     int remaining = 0;
@@ -94,7 +99,7 @@ __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
     }
   }
   __syncwarp();
-  for_each([&](int at, int place) { w[at] = e[place]; });
+  for_each([&](const auto& places, int i, int place) { places.d()[i] = e[place]; });
 }
 
 }  // namespace jax_batched::cuda
