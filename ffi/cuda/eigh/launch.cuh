@@ -105,8 +105,8 @@ struct EighLauncher {
   }
   template <bool kShifts>
   cudaError_t values() const {
-    return launch_kernel<eigh_values_kernel<Real<T>, kShifts>>(stream, p.batch, 32, 32,
-                                                               eigh_values_bytes<Real<T>>(p.n), p);
+    return launch_kernel<eigh_values_kernel<T, kShifts>>(stream, p.batch, 32, 32,
+                                                         eigh_values_bytes<Real<T>>(p.n), p);
   }
 
   template <int kMaxN, EighBlockShape kShape>

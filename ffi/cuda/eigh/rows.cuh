@@ -1,4 +1,4 @@
-// Eigenvectors of real matrices that columns.cuh has made tridiagonal; Q's rows are in registers.
+// Eigenvectors of matrices that columns.cuh has made tridiagonal; Q's rows are in registers.
 //
 // A block has kMatrices matrices. kN / kRows threads work on one, with kRows rows of Q each, and
 // kSweeps lanes of more warps on its tridiagonal matrix:
@@ -25,8 +25,9 @@ namespace jax_batched::cuda {
 
 extern __shared__ __align__(16) unsigned char dynamic_shared[];
 
-template <class R, int kN, int kRows, int kMatrices, int kSweeps>
+template <class T, int kN, int kRows, int kMatrices, int kSweeps>
 struct EighRows {
+  using R = Real<T>;
   static constexpr int kLanes = kN / kRows;
   static constexpr int kThreads = kLanes * kMatrices;
   static constexpr int kChains = ceil_div(kMatrices * kSweeps, 32);  // warps of sweeps
@@ -38,15 +39,16 @@ struct EighRows {
 
   // Eigenvectors on their way out; their rows are in different banks.
   static constexpr int kStride = kN + 1;
-  static constexpr int kElements = ceil_div(kN * kStride, kVector<R>) * kVector<R>;
+  static constexpr int kElements = ceil_div(kN * kStride, kVector<T>) * kVector<T>;
   struct Shared {
     union {
-      R matrix[kMatrices][kElements];           // first the reflections, last the eigenvectors
+      T matrix[kMatrices][kElements];           // first the reflections, last the eigenvectors
       typename Sweeps::Rotations rotations[2];  // of two rounds
     };
     typename Sweeps::Numbers numbers;
     R shifts[kN][kMatrices];
-    int counts[2][kChains];  // of a round's rotations
+    T factors[kIsComplex<T> ? kN : 1][kMatrices];  // conj(phi)
+    int counts[2][kChains];                        // of a round's rotations
 
     __device__ __forceinline__ bool done(int round) const {
       int all = 0;
@@ -60,32 +62,35 @@ struct EighRows {
   const int n;
   const int begin = kN - n;
   const int own = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
-  R q[kRows][kN];
+  T q[kRows][kN];
 
-  // v as columns.cuh left it, which is null where nothing is to be done; zeros in the last row, and
-  // left of the diagonal in the one before, where other things lie.
-  __device__ __forceinline__ void load(const R* v, const EighPlacesInResults<R>& places) {
-    R* const to = shared.matrix[own];
-    if (v != nullptr && begin == 0) {  // rows are whole vectors
-      for (int at = lane; at < (n - 2) * n / kVector<R>; at += kLanes) {
-        copy_async(reinterpret_cast<Vector<R>*>(to) + at,
-                   reinterpret_cast<const Vector<R>*>(v) + at);
+  // v as columns.cuh left it, which is null where nothing is to be done.
+  __device__ __forceinline__ void load(const T* v, const EighPlacesInResults<T>& places) {
+    T* const to = shared.matrix[own];
+    if (!kIsComplex<T> && v != nullptr && begin == 0) {  // rows are whole vectors
+      for (int at = lane; at < (n - 2) * n / kVector<T>; at += kLanes) {
+        copy_async(reinterpret_cast<Vector<T>*>(to) + at,
+                   reinterpret_cast<const Vector<T>*>(v) + at);
       }
     } else {
       for (int i = 0; i < n - 2; ++i) {  // from where the code of a reflection begins
         for (int j = lane - begin % kSteps; j < n; j += kLanes) {
-          R* const place = to + (begin + i) * kN + begin + j;
-          if (j >= 0 && v != nullptr) {
+          T* const place = to + (begin + i) * kN + begin + j;
+          if (j > i && v != nullptr) {
             copy_async(place, v + i * n + j);
           } else {
-            *place = R(0);
+            *place = T(R(0));
           }
         }
       }
     }
     commit_copies();
     for (int j = lane; j < kN; j += kLanes) {
-      to[(kN - 2) * kN + j] = j == kN - 1 && v != nullptr ? v[(n - 2) * n + n - 1] : R(0);
+      to[(kN - 2) * kN + j] = j == kN - 1 && v != nullptr ? v[(n - 2) * n + n - 1] : T(R(0));
+      if constexpr (kIsComplex<T>) {
+        const int i = j - begin;
+        if (i >= 0) shared.factors[j][own] = v == nullptr ? T(R(0)) : v[i * n + i];
+      }
     }
     for (int i = lane; i < n; i += kLanes) {
       d(i) = v == nullptr ? R(0) : places.d()[i];
@@ -106,7 +111,7 @@ struct EighRows {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int i = 0; i < kN; ++i) q[r][i] = R(i == begin + row(r));
+      for (int i = 0; i < kN; ++i) q[r][i] = T(R(i == begin + row(r)));
     }
     reflect<0>();
   }
@@ -129,8 +134,8 @@ struct EighRows {
 
   // The columns in the order of the eigenvalues, which are d; e is what has not converged and,
   // last, what undoes the scaling. Nothing where v is null.
-  __device__ __forceinline__ void store(R* v, R* w, int32_t* info) {
-    R* const to = shared.matrix[own];
+  __device__ __forceinline__ void store(T* v, R* w, int32_t* info) {
+    T* const to = shared.matrix[own];
     int (*const rank)[kColumns] = reinterpret_cast<int (*)[kColumns]>(shared.numbers.d[1]);
     const R back = e(n - 1);
     const bool failed = is_nan(back);
@@ -152,7 +157,7 @@ struct EighRows {
       const int column = rank[i - begin][own];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        to[row(r) * kStride + column] = failed ? kNaN<R> : without_sign_of_zero(q[r][i]);
+        to[row(r) * kStride + column] = failed ? quiet_nan<T>() : without_sign_of_zero(q[r][i]);
       }
     }
     __syncthreads();
@@ -180,29 +185,34 @@ struct EighRows {
     if constexpr (kFirst < kN - 1) {
 #pragma unroll 1
       for (int k = max(kFirst, begin); k < min(kFirst + kSteps, kN - 1); ++k) {
-        const Vector<R>* const v = reinterpret_cast<const Vector<R>*>(shared.matrix[own] + k * kN);
-        R product[kRows];
+        const Vector<T>* const v = reinterpret_cast<const Vector<T>*>(shared.matrix[own] + k * kN);
+        T sum[kRows];
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) product[r] = R(0);
+        for (int r = 0; r < kRows; ++r) sum[r] = T(R(0));
 #pragma unroll
-        for (int i = kFirst; i < kN; i += kVector<R>) {
-          const Vector<R> part = v[i / kVector<R>];
+        for (int i = kFirst; i < kN; i += kVector<T>) {
+          const Vector<T> part = v[i / kVector<T>];
 #pragma unroll
-          for (int z = 0; z < kVector<R>; ++z) {
+          for (int z = 0; z < kVector<T>; ++z) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-              product[r] = multiply_add(part.v[z], q[r][i + z], product[r]);
+              sum[r] = add_mul(sum[r], part.v[z], q[r][i + z]);
             }
           }
         }
+        if constexpr (kIsComplex<T>) {
+          const T factor = shared.factors[k][own];
 #pragma unroll
-        for (int i = kFirst; i < kN; i += kVector<R>) {
-          const Vector<R> part = v[i / kVector<R>];
+          for (int r = 0; r < kRows; ++r) sum[r] = product(factor, sum[r]);
+        }
 #pragma unroll
-          for (int z = 0; z < kVector<R>; ++z) {
+        for (int i = kFirst; i < kN; i += kVector<T>) {
+          const Vector<T> part = v[i / kVector<T>];
+#pragma unroll
+          for (int z = 0; z < kVector<T>; ++z) {
 #pragma unroll
             for (int r = 0; r < kRows; ++r) {
-              q[r][i + z] = multiply_add(-product[r], part.v[z], q[r][i + z]);
+              q[r][i + z] = sub_mul_conj(q[r][i + z], sum[r], part.v[z]);
             }
           }
         }
@@ -212,14 +222,15 @@ struct EighRows {
   }
 };
 
-template <class R, int kN, int kRows, int kMatrices, int kSweeps>
-inline constexpr int kEighRowsThreads = EighRows<R, kN, kRows, kMatrices, kSweeps>::kThreads +
-                                        32 * EighRows<R, kN, kRows, kMatrices, kSweeps>::kChains;
+template <class T, int kN, int kRows, int kMatrices, int kSweeps>
+inline constexpr int kEighRowsThreads = EighRows<T, kN, kRows, kMatrices, kSweeps>::kThreads +
+                                        32 * EighRows<T, kN, kRows, kMatrices, kSweeps>::kChains;
 
-template <class R, int kN, int kRows, int kMatrices, int kSweeps, int kBlocks>
-__global__ void __launch_bounds__(kEighRowsThreads<R, kN, kRows, kMatrices, kSweeps>, kBlocks)
+template <class T, int kN, int kRows, int kMatrices, int kSweeps, int kBlocks>
+__global__ void __launch_bounds__(kEighRowsThreads<T, kN, kRows, kMatrices, kSweeps>, kBlocks)
     eigh_rows_kernel(const EighProblem p) {
-  using Rows = EighRows<R, kN, kRows, kMatrices, kSweeps>;
+  using R = Real<T>;
+  using Rows = EighRows<T, kN, kRows, kMatrices, kSweeps>;
   const int n = p.n, begin = kN - n;
   const int64_t first = int64_t{blockIdx.x} * kMatrices;
   if (skips(p, first, kMatrices)) return;
@@ -278,7 +289,7 @@ __global__ void __launch_bounds__(kEighRowsThreads<R, kN, kRows, kMatrices, kSwe
   Rows rows{shared, n};
   const int64_t entry = first + rows.own;
   const bool wanted = entry < p.batch && is_wanted(p, entry);
-  R* const v = wanted ? p.v.at<R>(entry, n, n) : nullptr;
+  T* const v = wanted ? p.v.at<T>(entry, n, n) : nullptr;
   R* const w = wanted ? p.w.at<R>(entry, n) : nullptr;
   rows.load(v, {p, entry});
   __syncthreads();

@@ -7,19 +7,23 @@
 namespace jax_batched::cuda {
 
 // Where tridiagonal matrices lie between two kernels: in results that are not written yet.
-template <class R>
+template <class T>
 struct EighPlacesInResults {
+  using R = Real<T>;
   const EighProblem& p;
   const int64_t entry;
 
   __device__ __forceinline__ R* d() const { return p.w.at<R>(entry, p.n); }
   // Last, after n - 1 of them, what undoes the scaling.
   __device__ __forceinline__ R* e() const {
-    return p.vectors ? p.v.at<R>(entry, p.n, p.n) + (p.n - 1) * p.n : p.workspace.at<R>(entry, p.n);
+    return p.vectors ? row_of_v(p.n - 1) : p.workspace.at<R>(entry, p.n);
   }
   // Eigenvalues 1, 2, ... in the order in which the QR iteration leaves them.
-  __device__ __forceinline__ R* shifts() const {
-    return p.v.at<R>(entry, p.n, p.n) + (p.n - 2) * p.n;
+  __device__ __forceinline__ R* shifts() const { return row_of_v(p.n - 2); }
+
+ private:
+  __device__ __forceinline__ R* row_of_v(int i) const {
+    return reinterpret_cast<R*>(p.v.at<T>(entry, p.n, p.n) + i * p.n);
   }
 };
 

@@ -44,8 +44,9 @@ constexpr size_t eigh_values_bytes(int n) {
 }
 
 // A warp has 32 matrices. With kShifts what eigh_rows_kernel wants of them, and no results.
-template <class R, bool kShifts>
+template <class T, bool kShifts>
 __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
+  using R = Real<T>;
   constexpr int kApart = 33;
   const int n = p.n, lane = threadIdx.x;
   const int64_t first = int64_t{blockIdx.x} * 32;
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(32) eigh_values_kernel(const EighProblem p) {
   const auto for_each = [&](auto&& f) {  // matrix, number, and its place in shared memory
     int matrix = lane / n, i = lane % n;
     for (int at = lane; at < records * n; at += 32) {
-      f(EighPlacesInResults<R>{p, first + matrix}, i, i * kApart + matrix);
+      f(EighPlacesInResults<T>{p, first + matrix}, i, i * kApart + matrix);
       for (i += 32; i >= n; i -= n) ++matrix;
     }
   };

@@ -135,7 +135,10 @@ struct Reflection {
 
   // `tail` is the sum of the squares below alpha.
   static __device__ __forceinline__ Reflection of(T alpha, R tail) {
-    const R squares = add_square(tail, alpha);
+    return of_squares(alpha, add_square(tail, alpha));
+  }
+  // `squares` is that of the whole column.
+  static __device__ __forceinline__ Reflection of_squares(T alpha, R squares) {
     const R norm = pivot_root_in_range(squares).root;
     const R size = fabs(real(alpha)), sum = norm + size;
     Reflection h;
