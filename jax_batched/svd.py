@@ -251,12 +251,12 @@ def _moved(
     rows, columns = q.shape[-2:]
     first, second = q[..., :, :k], q[..., :, k:]
     if ranks:
-        first, second = ranks.within(first, -1), q - ranks.within(q, -1)
+        first = ranks.within(first, -1)
         outside = (moved - matmul(first, matmul(adjoint(first), moved))) * inverse
-        has_more = like(rows_of_q.each > ranks.each, q)[..., None, None]
-        outside = jnp.where(has_more, outside, jnp.zeros_like(outside))
+        more = like(rows_of_q.each > ranks.each, q)[..., None, None]
+        outside = jnp.where(more, outside, jnp.zeros_like(outside))  # of a square: of rounding
         dq_1 = matmul(first, skew) + outside
-        return resized(dq_1, rows, columns) - matmul(first, matmul(adjoint(outside), second))
+        return resized(dq_1, rows, columns) - matmul(first, matmul(adjoint(outside), q))
     dq = matmul(first, skew)
     if rows == k:
         return dq

@@ -1,5 +1,7 @@
 """`sizes=` of singular value decompositions, and of what is made of them."""
 
+import functools
+
 import jax
 import jax.export
 import jax.numpy as jnp
@@ -18,6 +20,14 @@ SHAPES = ((6, 5), (4, 6), (5, 5))
 M = np.array([0, 4, 1, 9, 3, 2, 6, 4, 2, 0, 5], np.int32)
 N = np.array([3, 0, 1, 9, 2, 4, 1, 4, 5, 0, 3], np.int32)
 WRONG = np.array([-1, 99, np.iinfo(np.int32).max, np.iinfo(np.int32).min], np.int32)
+
+
+def numbers(a):
+    """Right-hand sides, spread as a is, whose rows are the same for any number of rows."""
+    rows = jnp.cos(jnp.arange(2 * a.shape[-2], dtype=a.real.dtype)).reshape(-1, 2)
+    return jnp.zeros_like(a[..., :1]) + rows.astype(a.dtype)
+
+
 SVD = {
     "full": lambda a, **options: jb.svd(a, **options),
     "thin": lambda a, **options: jb.svd(a, full_matrices=False, **options),
@@ -27,7 +37,7 @@ OTHERS = {
     "pinv": lambda a, **options: (jb.pinv(a, **options),),
     "polar": lambda a, **options: jb.polar(a, **options),
     "polar-left": lambda a, **options: jb.polar(a, "left", **options),
-    "lstsq": lambda a, **options: jb.lstsq(a, a[..., :2] + 1, method="svd", **options)[:2],
+    "lstsq": lambda a, **options: jb.lstsq(a, numbers(a), method="svd", **options)[:2],
 }
 EVERY = SVD | OTHERS
 
@@ -298,6 +308,23 @@ def test_derivatives_of_special_matrices(name, dtype):
         assert not np.delete(with_sizes, np.s_[:m], 1).any()
 
 
+@pytest.mark.parametrize("name", ("full", "thin", "polar"))
+def test_derivatives_of_nearly_singular_squares(name):
+    """Rounding is not taken for what leaves the range of all vectors."""
+    u, v = np.linalg.qr(np.random.default_rng(0).standard_normal((2, 3, 3)))[0]
+    a, da = (u * [1, 0.5, 1e-12]) @ v, np.random.default_rng(1).standard_normal((3, 3))
+    padding = (0, 2), (0, 3)
+
+    def moved(a, da, **options):
+        _, tangents = jax.jvp(lambda a: tuple(EVERY[name](a, **options)), (a,), (da,))
+        return tangents
+
+    given = moved(np.pad(a, padding), np.pad(da, padding), sizes=(3, 3))
+    (own,) = parts(name, [x[None] for x in given], [3], [3])
+    for x, y in zip(own, moved(a, da), strict=True):
+        np.testing.assert_allclose(np.abs(x), np.abs(y), atol=1e-9)
+
+
 def test_derivatives_by_jaxs_rule():
     """Without a tolerance, padding has no singular values that equal others."""
     a = np.diag([1.0, 2, 3])[:, :2] + 0.1
@@ -322,30 +349,34 @@ def test_failures_concern_their_own_matrix_alone(kernel):
     of_m, of_n = m.copy(), n.copy()
     of_m[[1, 4]], of_n[[4, 5, 8]] = WRONG[:2], WRONG[1:]
     where = ~np.isin(np.arange(len(M)), (4, 6, 10))
-    for name, function in EVERY.items():
+    rest = ~(wrong | bad)
 
-        def call(a, m, n, function=function, **options):
-            return function(a, sizes=(m, n), **options)
+    def three(name, *operands):
+        """A whole batch, one of which some fail, and this with a mask."""
 
-        good = ops.compiled(call, poisoned(a, m, n), m, n, kernel=kernel)
-        given = ops.compiled(call, poisoned(broken, m, n), of_m, of_n, kernel=kernel)
-        masked = ops.compiled(
-            lambda *xs, call=call: call(*xs, where=where),
-            poisoned(broken, m, n), of_m, of_n, kernel=kernel,
-        )  # fmt: skip
-        for x, y, z in zip(given, good, masked, strict=True):
-            rest = ~(wrong | bad)
+        def call(a, m, n, **options):
+            return tuple(EVERY[name](a, sizes=(m, n), **options))
+
+        failing = call(*operands[3:]), call(*operands[3:], where=where)
+        weigh = lambda a: sum(jnp.sum(x) for x in call(a, *operands[4:]))  # noqa: E731
+        return call(*operands[:3]), *failing, jax.grad(weigh)(operands[0])
+
+    for name in EVERY:
+        operands = poisoned(a, m, n), m, n, poisoned(broken, m, n), of_m, of_n
+        good, given, masked, gradient = ops.compiled(
+            functools.partial(three, name), *operands, kernel=kernel
+        )
+        np.testing.assert_array_equal(np.isnan(gradient).any((-2, -1)), wrong, name)
+        of_each = parts(name, [np.asarray(x) for x in given], m, n)
+        for number, (x, y, z) in enumerate(zip(given, good, masked, strict=True)):
             assert ops.same_bits(x[rest], y[rest]), name
-            axes = tuple(range(1, x.ndim))
-            if not (name == "lstsq" and x.ndim == 2):  # residuals may be anything
-                assert np.isnan(x[wrong]).all(), name
-            assert np.isnan(x[bad]).any(axes).all(), name
             assert ops.same_bits(z[where & rest], y[where & rest]), name
             assert not np.asarray(z[~where]).any(), name
-        gradient = jax.grad(
-            lambda a, call=call: sum(jnp.sum(x) for x in call(a, of_m, of_n))
-        )(a)  # fmt: skip
-        np.testing.assert_array_equal(np.isnan(gradient).any((-2, -1)), wrong, name)
+            assert np.isnan(x[bad]).any(tuple(range(1, x.ndim))).all(), name
+            for i in np.flatnonzero(bad):
+                assert np.count_nonzero(x[i]) == np.count_nonzero(of_each[i][number]), name
+            if (name, number) != ("lstsq", 1):  # residuals may be anything
+                assert np.isnan(x[wrong]).all(), name
     *_, info = jb.svd(broken, sizes=(of_m, of_n), return_info=True)
     np.testing.assert_array_equal(info, np.where(wrong, -2, np.where(bad, np.minimum(m, n), 0)))
     *_, info = jb.svd(broken, sizes=(of_m, of_n), where=where, return_info=True)
