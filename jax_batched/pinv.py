@@ -87,8 +87,8 @@ def matrix_rank(
     batch, shape = matrix.shape[:-2], matrix.shape[-2:]
     wanted = _checks.mask("matrix_rank", where, batch)
     rows, columns, _ = Sizes.of_shapes("matrix_rank", sizes, shape, batch, where=wanted)
-    matrix = leading(jax.lax.stop_gradient(matrix), rows, columns)
-    s, _ = svd_of(matrix, rows, columns, vectors=False, where=wanted)
+    matrix = leading(matrix, rows, columns)
+    s, _ = svd_of(jax.lax.stop_gradient(matrix), rows, columns, vectors=False, where=wanted)
     return rank_of(_significant("matrix_rank", s, rtol, shape, rows, columns))
 
 
@@ -151,7 +151,7 @@ def polar(
         "polar", sizes, shape, batch, where=wanted, square=bool(rotation)
     )
     matrix = leading(matrix, rows, columns)
-    own = (rows.each, columns.each) if rows else ()
+    own = [like(size.each, matrix) for size in (rows, columns) if size]
     (u,) = polar_op(matrix, *own, rotation=bool(rotation), of_parts=bool(rows), where=wanted)
     u = leading(u, rows, columns)
     if wanted is not None:

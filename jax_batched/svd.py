@@ -194,7 +194,7 @@ def svd_of(
     options |= {"cluster_tol": cluster_tol, "where": where}
     if not rows:
         return svd_op(a, **options)
-    return svd_within_op(a, rows.each, columns.each, **options)
+    return svd_within_op(a, like(rows.each, a), like(columns.each, a), **options)
 
 
 def _derivative(
