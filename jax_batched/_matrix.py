@@ -101,6 +101,14 @@ def spoilt(x: Array, failed: Array) -> Array:
     return jnp.where(failed, np.array(nan, x.dtype), x)  # NumPy's: jax.debug_nans looks at JAX's
 
 
+def resized(x: Array, rows: int, columns: int | None = None) -> Array:
+    """Matrices with so many rows and columns: zeros more, or less of what they have."""
+    wanted = (rows, x.shape[-1] if columns is None else columns)
+    x = x[..., : wanted[0], : wanted[1]]
+    missing = [(0, size - own) for size, own in zip(wanted, x.shape[-2:], strict=True)]
+    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), *missing])
+
+
 def take_rows(x: Array, rows: Array) -> Array:
     """The rows of each matrix in another order."""
     batch = jnp.broadcast_shapes(x.shape[:-2], rows.shape[:-1])

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from jax_batched import _checks
@@ -59,13 +60,15 @@ class Sizes:
         batch: tuple[Any, ...],
         *,
         where: Array | None = None,
+        square: bool = False,
     ) -> tuple[Self, Self, Self]:
         """Of matrices that need not be square: rows, columns, and the smaller of both.
 
-        Where one is out of range, all are, and such a matrix is as large as what holds it.
+        Where one is out of range, all are, and such a matrix is as large as what holds it. So are
+        those that are not square, if they must be.
         """
         if sizes is None:
-            return cls.of(None), cls.of(None), cls.of(None)
+            return cls.of_parts()
         if not isinstance(sizes, tuple | list) or len(sizes) != 2:
             raise TypeError(
                 f"{operation}: sizes must be a tuple (m, n), got {_checks.described(sizes)}"
@@ -75,11 +78,23 @@ class Sizes:
             for given, limit, name in zip(sizes, shape, ("m of sizes", "n of sizes"), strict=True)
         )
         wrong = _joined(jnp.logical_or, rows._wrong, columns._wrong)
+        if square:
+            other = _joined(jnp.not_equal, rows.each, columns.each)
+            wrong = wrong | (other if where is None else other & where)
 
         def of_right(limit: int, own: Array) -> Array:
             return _joined(lambda wrong, own: jnp.where(wrong, limit, own), wrong, own)
 
         m, n = of_right(shape[0], rows.each), of_right(shape[1], columns.each)
+        return cls.of_parts(m, n, wrong)
+
+    @classmethod
+    def of_parts(
+        cls, m: Array | None = None, n: Array | None = None, wrong: Array | None = None
+    ) -> tuple[Self, Self, Self]:
+        """Rows, columns, and the smaller of both, which are known to be in range."""
+        if m is None or n is None:
+            return cls.of(None), cls.of(None), cls.of(None)
         return cls.of(m, wrong), cls.of(n, wrong), cls.of(jnp.minimum(m, n), wrong)
 
     @property
@@ -160,6 +175,23 @@ class Sizes:
         """Of each matrix, which places along an axis it has."""
         places = jnp.arange(x.shape[axis], dtype=jnp.int32)
         return places.reshape(*[1] * (x.ndim - 2), -1) < like(self._sizes, x)[..., None]
+
+
+def leading(a: Array, rows: Sizes, columns: Sizes) -> Array:
+    """Matrices with zeros beyond their rows and columns, NaN where a size is out of range."""
+    return columns.within(rows.within(rows.spoilt(a), -2), -1)
+
+
+def rounding(s: Array, shape: Sequence[Any], rows: Sizes, columns: Sizes) -> Any:
+    """max(m, n) eps of each matrix: a number, or an array that broadcasts with its s."""
+    eps = np.finfo(s.dtype).eps
+    if rows:
+        size = jnp.maximum(rows.each, columns.each)
+    elif all(isinstance(size, int) for size in shape):
+        return float(max(shape) * eps)
+    else:  # symbolic
+        size = jnp.maximum(*map(jnp.asarray, shape))
+    return like(size.astype(s.dtype), s, 1)[..., None] * eps
 
 
 def _in_place(pivots: Array) -> Array:

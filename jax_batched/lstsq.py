@@ -14,12 +14,12 @@ from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, lax, mask
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._core.signature import at_least
-from jax_batched._matrix import adjoint, matmul, real_dtype, spoilt
-from jax_batched._sizes import Sizes, like
+from jax_batched._matrix import adjoint, matmul, real_dtype, resized, spoilt
+from jax_batched._sizes import Sizes, leading, like
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
 from jax_batched.lu import bad_pivot
-from jax_batched.pinv import apply_by_svd, rank_of, relative_tolerance, svd_factors_of
+from jax_batched.pinv import apply_by_svd, rank_of, svd_factors_of
 from jax_batched.qr import has_many_rows, qr_multiply_op, qr_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -107,15 +107,14 @@ def lstsq(
         matrix = matrix.reshape(*[1] * (columns.ndim - matrix.ndim), *matrix.shape)
     parts = Sizes.of_shapes("lstsq", sizes, (m, n), batch, where=wanted)
     rows, _, ranks = parts
-    matrix = parts[1].within(rows.within(rows.spoilt(matrix), -2), -1)
+    matrix = leading(matrix, *parts[:2])
     columns = rows.within(columns, -2)
     with mask.only(wanted):
         if 0 in (m, n):
             x = jnp.zeros((*batch, n, columns.shape[-1]), matrix.dtype)
             rank = info = jnp.zeros(batch, jnp.int32)
-        elif method == "svd":  # zeros beyond its size change no solution of least norm
-            rtol = relative_tolerance("lstsq", rcond, matrix)
-            x, rank, info = _by_svd(matrix, columns, rtol)
+        elif method == "svd":
+            x, rank, info = _by_svd(matrix, columns, rcond, *parts)
         elif sizes is not None:
             x, rank, info = _by_qr_of_parts(matrix, columns, *parts)
         elif method == "cholesky":
@@ -186,36 +185,32 @@ def _by_qr_of_parts(
     most, least = max(m, n), min(m, n)
     is_tall = rows.each >= columns.each
     turn = ~like(is_tall, a)[..., None, None]
-    system = jnp.where(turn, _resized(adjoint(a), most, least), _resized(a, most, least))
+    system = jnp.where(turn, resized(adjoint(a), most, least), resized(a, most, least))
     factors = list(factors_of(jax.lax.stop_gradient(system)))
     place = _where_r_is(most, least)
     rank = _rank(factors[place], jnp.maximum(rows.each, columns.each))
     beyond = ranks.continued(jnp.zeros_like(factors[place][..., :least, :]))
-    factors[place] = factors[place] + _resized(beyond, *factors[place].shape[-2:])
+    factors[place] = factors[place] + resized(beyond, *factors[place].shape[-2:])
     info = _bad_pivot(factors[place])
     solutions = (
-        apply_pseudoinverse(system, (factors[0], factors[1]), _resized(b, size), adjoint=wide)
+        apply_pseudoinverse(system, (factors[0], factors[1]), resized(b, size), adjoint=wide)
         for wide, size in ((False, most), (True, least))
     )
-    tall, wide = (_resized(x, n) for x in solutions)
+    tall, wide = (resized(x, n) for x in solutions)
     x = jnp.where(like(is_tall, tall)[..., None, None], tall, wide)
     return _spoilt(x, info), rank, info
 
 
-def _resized(x: Array, rows: int, columns: int | None = None) -> Array:
-    """Matrices with so many rows and columns: zeros more, or less of what they have."""
-    wanted = (rows, x.shape[-1] if columns is None else columns)
-    x = x[..., : wanted[0], : wanted[1]]
-    missing = [(0, size - own) for size, own in zip(wanted, x.shape[-2:], strict=True)]
-    return jnp.pad(x, [*[(0, 0)] * (x.ndim - 2), *missing])
-
-
-def _by_svd(a: Array, b: Array, rtol: float) -> tuple[Array, Array, Array]:
-    factors = svd_factors_of(a)
-    x = apply_by_svd(a, factors, b, rtol=rtol)
+def _by_svd(
+    a: Array, b: Array, rcond: float | None, rows: Sizes, columns: Sizes, ranks: Sizes
+) -> tuple[Array, Array, Array]:
+    factors = svd_factors_of("lstsq", a, rcond, rows, columns)
+    x = apply_by_svd(a, factors, b)
     s = factors[1]
-    info = jnp.where(jnp.isnan(s).any(-1), s.shape[-1], 0).astype(jnp.int32)
-    return _spoilt(x, info), rank_of(s, rtol), info
+    failed = jnp.isnan(s).any(-1)
+    info = jnp.where(failed, like(ranks.each, failed, 0) if ranks else s.shape[-1], 0)
+    info = info.astype(jnp.int32)
+    return _spoilt(x, info), rank_of(s), info
 
 
 def factors_of(a: Array) -> tuple[Array, Array]:

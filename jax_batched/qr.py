@@ -24,7 +24,7 @@ from jax_batched._core import (
 from jax_batched._core.rules import hermitian_transpose
 from jax_batched._core.signature import at_least, smaller
 from jax_batched._matrix import adjoint, matmul, spoilt, triangle
-from jax_batched._sizes import Sizes
+from jax_batched._sizes import Sizes, leading
 from jax_batched.solve import solve_gen_op
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -222,7 +222,7 @@ def _qr_of_parts(
     a: Array, rows: Sizes, columns: Sizes, ranks: Sizes, *, mode: str, where: Array | None
 ) -> list[Array]:
     """The results for leading parts, zero beyond theirs."""
-    a = columns.within(rows.within(rows.spoilt(a), -2), -1)
+    a = leading(a, rows, columns)
     results = qr_within_op(a, ranks.each, mode=mode, where=where)
     if mode == "raw":
         h, taus = results

@@ -311,6 +311,41 @@ def test_jaxs_own_functions_inside_the_override(shape):
     assert target_name("svd") not in large.as_text()
 
 
+EXPORTED = {
+    "svd": lambda a: jb.svd(a, full_matrices=False, return_info=True),
+    "values": lambda a: jb.svd(a, compute_uv=False),
+    "pinv": jb.pinv,
+    "matrix_rank": jb.matrix_rank,
+    "polar": jb.polar,
+    "lstsq": lambda a: jb.lstsq(a, a[..., :2], method="svd"),
+    "pinv'": jax.grad(lambda a: jb.pinv(a)[..., 0, 0].sum()),
+    "svd'": jax.grad(lambda a: (jb.svd(a).U[..., 0, 0] ** 2).sum()),
+    "polar'": jax.grad(lambda a: jb.polar(a).unitary[..., 0, 0].sum()),
+}
+
+
+@pytest.mark.parametrize("shape", ("b, 4, 3", "b - 1, 2, 3", "b - 1, m, n", "b, m, 3", "b, 3, n"))
+@pytest.mark.parametrize("name", EXPORTED)
+def test_exported_for_any_batch_and_any_shape(name, shape):
+    """Also with the tolerance that depends on the shape."""
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), "float64")
+    program = jax.jit(EXPORTED[name])
+    exported = jax.export.export(program, disabled_checks=jb.export_disabled_checks())(symbolic)
+    known = [int(x) if x.strip().isdigit() else None for x in shape.split(",")]
+    for batch, *others in ((0, 2, 3), (1, 4, 3), (5, 2, 3), (5, 3, 3), (5, 3, 4)):
+        if known[1:] != [x and y for x, y in zip(known[1:], others, strict=True)]:
+            continue
+        if batch == 0 and shape.startswith("b,"):
+            continue
+        a = normal(np.random.default_rng(9), "float64", (batch, *others))
+        if name in ("pinv", "matrix_rank", "lstsq"):
+            a[2:3, 1:] = a[2:3, :1]
+        results, expected = (jax.tree.leaves(f(a)) for f in (exported.call, program))
+        for x, y in zip(results, expected, strict=True):
+            assert x.dtype == y.dtype
+            np.testing.assert_allclose(*(np.abs(z) for z in (x, y)), atol=1e-10)
+
+
 def test_masks():
     """What is left out is zero, and others have the bits that they have without a mask."""
     a = separated_singular(np.random.default_rng(7), "float64", (9, 4, 4))

@@ -55,8 +55,8 @@ def at_least(least: int, size: Any) -> bool:
 
 
 def smaller(m: Any, n: Any) -> Any:
-    """min(m, n) of sizes, m where a symbolic one leaves that open."""
-    return n if at_least(n, m) else m
+    """min(m, n) of sizes, which may be symbolic."""
+    return jax.core.min_dim(m, n)
 
 
 def fold(x: Array, dims: Sequence[int], column: int) -> Array:

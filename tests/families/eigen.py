@@ -10,6 +10,7 @@ from rows import STORED, Kind, Op, hermitian_from, strict_triangle
 
 import jax_batched as jb
 from families.cholesky import hermitian_mean
+from families.qr import of_square
 from jax_batched._matrices import Array, adjoint, norm, normal
 
 MAX_N = 64
@@ -114,12 +115,13 @@ ROWS = [
     _row(
         "svd",
         "svd",
-        _left_vectors,
+        of_square(_left_vectors),
         Squares(singular=True),
         matrix=lambda a: a,
         make=separated_singular,
         paths=("lax", "composed"),
         usual=True,
+        takes_sizes=True,
     ),
 ]
 # Of a square matrix, without a row.

@@ -98,7 +98,7 @@ def _reflections(rng: Any, dtype: Any, shape: Any) -> np.ndarray:
     return normal(rng, dtype, shape) / max(shape[-1], 1)
 
 
-def _of_square(f: Any) -> Any:
+def of_square(f: Any) -> Any:
     """f of square matrices, with their sizes for both of its own."""
     return lambda *operands, sizes=None, **options: f(
         *operands, **options, sizes=None if sizes is None else (sizes, sizes)
@@ -116,14 +116,14 @@ ROWS = [
     _row(
         "qr-reduced",
         "qr",
-        _of_square(lambda a, **options: jb.qr(a, **options)[0]),
+        of_square(lambda a, **options: jb.qr(a, **options)[0]),
         Orthogonal(),
         takes_sizes=True,
     ),
     _row(
         "qr-r",
         "qr",
-        _of_square(jb.qr),
+        of_square(jb.qr),
         Triangle(),
         options={"mode": "r"},
         usual=False,
@@ -153,7 +153,7 @@ ROWS = [
     _row(
         "lstsq",
         "lstsq",
-        _of_square(lambda a, b, **options: jb.lstsq(a, b, **options).x),
+        of_square(lambda a, b, **options: jb.lstsq(a, b, **options).x),
         Solve(),
         takes_sizes=True,
         kernels=False,
