@@ -183,6 +183,49 @@ def test_determinants(kernel, dtype):
         assert det.dtype == ours.dtype == a.dtype
 
 
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_determinant_does_not_depend_on_its_neighbours(kernel, dtype):
+    """Of which some are zero, or have products that do not fit the dtype on the way."""
+
+    def determinants(a):
+        return jb.det(a), jb.slogdet(a)
+
+    for n in (1, 2, 3, 4, 7, 20) if kernel != "lax" else (3,):
+        if not serves(kernel, dtype, n, n, ("det", "slogdet")):
+            continue
+        a = matrices(dtype, n, n, 67)
+        among = a.copy()
+        others = 5 + 9 * np.arange(7)
+        largest, least = jnp.finfo(dtype).max, jnp.finfo(dtype).smallest_subnormal
+        among[others] = np.eye(n)
+        among[others, 0, 0] = (0, np.nan, np.inf, largest, least, -largest, -least)
+        rest = np.delete(np.arange(len(a)), others)
+        alone = run(determinants, a, kernel=kernel)
+        for own, result in zip(alone, run(determinants, among, kernel=kernel), strict=True):
+            assert ops.same_bits(own[rest], result[rest]), n
+
+
+@pytest.mark.skipif(not ON_CPU, reason="kernels of the CPU")
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+@pytest.mark.parametrize("kernel", ("lanes", "blocked"))
+def test_logarithms_of_determinants(kernel, dtype):
+    """Within two units in the last place, of matrices whose determinant is known exactly."""
+    form = jnp.finfo(dtype)
+    near_one = 1 + np.arange(-40, 41) * float(form.eps)
+    powers = 2.0 ** np.arange(form.minexp - form.nmant, form.maxexp)
+    spread = np.exp(np.random.default_rng(0).uniform(-80, 80, 1000))
+    x = np.concatenate([near_one, powers, spread, [form.max, form.tiny, np.sqrt(2)]])
+    x = x.astype(dtype)
+    sign, log = run(jb.slogdet, (x * (-1) ** np.arange(len(x)))[:, None, None], kernel=kernel)
+    np.testing.assert_array_equal(sign, (-1) ** np.arange(len(x)))
+    expected = np.log(x.astype(np.longdouble))
+    assert (np.abs(log - expected) <= 2 * np.spacing(np.abs(expected).astype(dtype))).all()
+    many = np.broadcast_to(x[:, None, None] * np.eye(5, dtype=dtype), (len(x), 5, 5))
+    (_, log) = run(jb.slogdet, many, kernel=kernel)
+    np.testing.assert_allclose(log, 5 * expected, rtol=4 * form.eps, atol=20 * form.eps)
+
+
 @pytest.mark.skipif(ON_CPU, reason="kernels of CUDA")
 @pytest.mark.parametrize("dtype", ops.DTYPES)
 def test_kernels_of_cuda_give_the_same_factors(dtype):

@@ -50,12 +50,14 @@ struct Work {
   int64_t operations;  // multiplications, each with an addition
   int64_t elements;    // read or written
   int64_t times = 1;
+  int64_t overhead = 15;  // in nanoseconds
 
   int64_t nanoseconds(DType dtype) const {  // on a CPU; never 0
     return with_element_type(dtype, [&](auto t) {
       using T = decltype(t);
       const int64_t size = sizeof(T);
-      return times * (operations * size * (kIsComplex<T> ? 2 : 1) / 64 + elements * size / 12 + 15);
+      return times *
+             (operations * size * (kIsComplex<T> ? 2 : 1) / 64 + elements * size / 12 + overhead);
     });
   }
 };

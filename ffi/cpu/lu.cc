@@ -1,3 +1,4 @@
+#include "ffi/cpu/engine/logarithm.h"
 #include "ffi/cpu/engine/lu_blocked.h"
 #include "ffi/cpu/engine/lu_fixed.h"
 #include "ffi/cpu/engine/tiers.h"
@@ -167,55 +168,125 @@ Simd<R> power_of_two(typename VectorOf<R>::Mask exponent) {
   return typename Simd<R>::Vector((e + kLargest) << (Limits::digits - 1));
 }
 
-// The determinants of a group, or of one matrix.
+// Numbers of the lanes l < count to to[l].
+template <class R>
+void store_numbers(Simd<R> x, R* to, int64_t count) {
+  if (count == Simd<R>::kSize) return x.store(to);
+  for (int l = 0; l < count; ++l) to[l] = lane_of(x, l);
+}
+template <class R>
+void store_numbers(Complex<Simd<R>> x, Complex<R>* to, int64_t count) {
+  for (int l = 0; l < count; ++l) to[l] = lane_of(x, l);
+}
+
+// |x|, and x / |x| or 0.
+template <class R>
+Simd<R> sizes_of(Simd<R> x) {
+  return absolute(x);
+}
+template <class R>
+Simd<R> sizes_of(Complex<Simd<R>> x) {
+  Simd<R> size;
+  for (int l = 0; l < Simd<R>::kSize; ++l) size.v[l] = absolute(lane_of(x, l));
+  return size;
+}
+template <class R>
+JAX_BATCHED_INLINE Simd<R> signs_of(Simd<R> x, Simd<R>) {
+  const Simd<R> zero(R(0)), one(R(1));
+  return select(x.v > zero.v, one, select(x.v < zero.v, -one, x - x));
+}
+template <class R>
+JAX_BATCHED_INLINE Complex<Simd<R>> signs_of(Complex<Simd<R>> x, Simd<R> size) {
+  const Simd<R> zero(R(0));
+  return {select(is_zero(size), zero, x.re / size), select(is_zero(size), zero, x.im / size)};
+}
+
+// Neither zero, subnormal, inf nor NaN: not all bits of the exponent are equal.
+template <class R>
+JAX_BATCHED_INLINE typename VectorOf<R>::Mask is_normal(Simd<R> x) {
+  using Limits = std::numeric_limits<R>;
+  using Mask = typename VectorOf<R>::Mask;
+  using Bits = typename VectorOf<R>::Bits;
+  constexpr Bits kLowest = Bits(1) << (Limits::digits - 1);  // of the exponent's bits
+  const Mask next = (Mask(x.v) + kLowest) & (Mask{} + std::numeric_limits<Bits>::max());
+  return next >= Mask{} + 2 * kLowest;
+}
+// A normal number as a product, as Product::multiply() leaves it.
+template <class R>
+JAX_BATCHED_INLINE Product<R> product_of_normal(Simd<R> x) {
+  using Limits = std::numeric_limits<R>;
+  using Mask = typename VectorOf<R>::Mask;
+  using Bits = typename VectorOf<R>::Bits;
+  constexpr int kDigits = Limits::digits - 1;
+  constexpr Bits kBias = Limits::max_exponent - 1, kField = (Bits(2) * kBias + 1) << kDigits;
+  const Mask bits = Mask(x.v), field = bits & (Mask{} + kField);
+  return {typename Simd<R>::Vector((bits ^ field) | (Mask{} + (kBias << kDigits))),
+          (field >> kDigits) - kBias};
+}
+
+// The determinants of a group, or of one matrix, as numbers or as products.
+template <class T>
+JAX_BATCHED_INLINE void store_determinants(const DetProblem& p, Lanes<T> det, int64_t m,
+                                           int64_t count) {
+  store_numbers(det, p.det.at<T>(m, 1), count);
+}
 template <class T>
 void store_determinants(const DetProblem& p, const Product<T>& det, int64_t m, int64_t count) {
   using R = Real<T>;
   const auto half = det.exponent >> 1;
   const Lanes<T> x =
       scale(scale(det.mantissa, power_of_two<R>(half)), power_of_two<R>(det.exponent - half));
-  for (int l = 0; l < count; ++l) *p.det.at<T>(m + l, 1) = lane_of(x, l);
+  store_determinants<T>(p, x, m, count);
 }
 template <class T>
-void store_determinants(const SlogdetProblem& p, const Product<T>& det, int64_t m, int64_t count) {
-  constexpr double kLog2 = 0.693147180559945309417;
-  for (int l = 0; l < count; ++l) {
-    const T mantissa = lane_of(det.mantissa, l);
-    const Real<T> size = absolute(mantissa);
-    T& sign = *p.sign.at<T>(m + l, 1);
-    if constexpr (kIsComplex<T>) {
-      sign = size == Real<T>(0) ? T(0) : T(mantissa.re / size, mantissa.im / size);
-    } else {
-      sign = size == T(0) ? T(0) : mantissa / size;
-    }
-    *p.logabsdet.at<Real<T>>(m + l, 1) =
-        static_cast<Real<T>>(std::log(double(size)) + double(det.exponent[l]) * kLog2);
-  }
+JAX_BATCHED_INLINE void store_determinants(const SlogdetProblem& p, const Product<T>& det,
+                                           int64_t m, int64_t count) {
+  const Simd<Real<T>> size = sizes_of(det.mantissa);
+  store_numbers(signs_of(det.mantissa, size), p.sign.at<T>(m, 1), count);
+  store_numbers(logarithm(size, det.exponent), p.logabsdet.at<Real<T>>(m, 1), count);
+}
+template <class T>
+JAX_BATCHED_INLINE void store_determinants(const SlogdetProblem& p, Lanes<T> det, int64_t m,
+                                           int64_t count) {
+  store_determinants<T>(p, product_of_normal(det), m, count);
 }
 
 // The determinant of L U, from the diagonal of U and the exchanges: (step) -> pivot, (step) ->
-// mask. NaN if a pivot is not finite.
-template <class T, class Pivot, class Exchanged>
-Product<T> determinant(int64_t n, Pivot pivot, Exchanged exchanged) {
+// mask. NaN if a pivot is not finite. Calls store(x) with a product, or with normal numbers.
+template <class T, class Pivot, class Exchanged, class Store>
+JAX_BATCHED_INLINE void determinant(int64_t n, Pivot pivot, Exchanged exchanged, Store store) {
   using Indices = typename LuGroup<T>::Indices;
+  Indices odd = {};
+  for (int64_t i = 0; i < n; ++i) odd ^= exchanged(i);
+  if constexpr (!kIsComplex<T>) {
+    // As long as all is normal, powers of two change no bits of a product.
+    Lanes<T> plain(T(1));
+    Indices normal = ~Indices{};
+    for (int64_t i = 0; i < n; ++i) {
+      plain = plain * pivot(i);
+      normal &= is_normal(plain);
+    }
+    if (!any(~normal)) return store(select(odd, -plain, plain));
+  }
   Product<T> product;
-  Indices odd = {}, finite = ~Indices{};
+  Indices finite = ~Indices{};
   for (int64_t i = 0; i < n; ++i) {
     product.multiply(pivot(i));
     finite &= is_finite(pivot(i));
-    odd ^= exchanged(i);
   }
   product.mantissa = select(odd, -product.mantissa, product.mantissa);
   product.mantissa = select(finite, product.mantissa, broadcast(quiet_nan<T>()));
-  return product;
+  store(product);
 }
 
 template <class T, class P>
 void finish_determinants(const P& p, const LuGroup<T>& g, int64_t m, int64_t end) {
-  const Product<T> det = determinant<T>(
+  determinant<T>(
       p.n, [&](int64_t i) { return g.f[i * g.pitch + i]; },
-      [&](int64_t i) { return g.pivots[i] != static_cast<typename VectorOf<Real<T>>::Bits>(i); });
-  store_determinants(p, det, m, std::min<int64_t>(kLanes<T>, end - m));
+      [&](int64_t i) { return g.pivots[i] != static_cast<typename VectorOf<Real<T>>::Bits>(i); },
+      [&](const auto& det) {
+        store_determinants<T>(p, det, m, std::min<int64_t>(kLanes<T>, end - m));
+      });
 }
 template <class T>
 void finish_group(const DetProblem& p, const LuGroup<T>& g, Simd<Real<T>>, int64_t m, int64_t end) {
@@ -263,10 +334,10 @@ void finish(const P& p, const LuMatrix<T>& g, int32_t info, int64_t m) {
 template <class T, class P>
 void finish_determinant(const P& p, const LuMatrix<T>& g, int64_t m) {
   using Indices = typename LuGroup<T>::Indices;
-  const Product<T> det = determinant<T>(
+  determinant<T>(
       p.n, [&](int64_t i) { return broadcast(g.a.get(g.a.row(i), i)); },
-      [&](int64_t i) { return g.pivots[i] != i ? ~Indices{} : Indices{}; });
-  store_determinants(p, det, m, 1);
+      [&](int64_t i) { return g.pivots[i] != i ? ~Indices{} : Indices{}; },
+      [&](const auto& det) { store_determinants<T>(p, det, m, 1); });
 }
 template <class T>
 void finish(const DetProblem& p, const LuMatrix<T>& g, int32_t, int64_t m) {
@@ -281,17 +352,28 @@ void finish(const SlogdetProblem& p, const LuMatrix<T>& g, int32_t, int64_t m) {
 template <class T, class P, class F>
 bool each_fixed_group(const P& p, int64_t begin, int64_t end, F one_group) {
   if constexpr (kMaxFixedLu<T, P> > 0) {
-    if (rows(p) != p.n || p.n < 2 || p.n > kMaxFixedLu<T, P> || !p.a.contiguous()) return false;
+    if (rows(p) != p.n || p.n < 1 || p.n > kMaxFixedLu<T, P> || !p.a.contiguous()) return false;
     with_constant<kMaxFixedLu<T, P>>(p.n, [&](auto n) {
-      if constexpr (n >= 2) {
-        for (int64_t m = begin; m < end; m += kLanes<T>) one_group(n, m);
-      }
+      for (int64_t m = begin; m < end; m += kLanes<T>) one_group(n, m);
     });
     return true;
   }
   return false;
 }
 
+// store_indices() of a whole group.
+template <class T, int n>
+void store_fixed_indices(const typename LuGroup<T>::Indices* from, int32_t* to, int64_t m,
+                         int64_t end) {
+  if constexpr (sizeof(T) == sizeof(int32_t)) {
+    FixedEntries<T, n> numbers;
+    unrolled<n>([&](auto i)
+                    JAX_BATCHED_INLINED { numbers.entry[i] = typename Simd<T>::Vector(from[i]); });
+    numbers.store(reinterpret_cast<T*>(to) + m * n);
+  } else {
+    store_indices<T>(from, n, to, m, end);
+  }
+}
 template <class T>
 bool fixed_groups(const LuProblem& p, int64_t begin, int64_t end) {
   return each_fixed_group<T>(p, begin, end, [&](auto n, int64_t m) {
@@ -301,8 +383,8 @@ bool fixed_groups(const LuProblem& p, int64_t begin, int64_t end) {
     g.factor();
     g.a.store(p.lu.template as<T>() + m * kSize);
     store_info(g.info, p.info, m, end);
-    store_indices<T>(g.pivots, n, p.pivots, m, end);
-    store_indices<T>(g.row_at, n, p.permutation, m, end);
+    store_fixed_indices<T, n>(g.pivots, p.pivots, m, end);
+    store_fixed_indices<T, n>(g.row_at, p.permutation, m, end);
   });
 }
 template <class T>
@@ -336,12 +418,14 @@ template <class T, class P>
 bool fixed_determinants(const P& p, int64_t begin, int64_t end) {
   return each_fixed_group<T>(p, begin, end, [&](auto n, int64_t m) {
     FixedLu<n, 0, T> g;
-    g.a.load(p.a.template as<const T>() + m * n * n);
+    g.a = decltype(g.a)::loaded(p.a.template as<const T>() + m * n * n);
     g.factor();
-    const Product<T> det = determinant<T>(
-        n, [&](int64_t i) { return g.a.get(i * (n + 1)); },
-        [&](int64_t i) { return g.pivots[i] != static_cast<typename VectorOf<Real<T>>::Bits>(i); });
-    store_determinants(p, det, m, kLanes<T>);
+    determinant<T>(
+        n, [&](int64_t i) JAX_BATCHED_INLINED { return g.a.get(i * (n + 1)); },
+        [&](int64_t i) JAX_BATCHED_INLINED {
+          return g.pivots[i] != static_cast<typename VectorOf<Real<T>>::Bits>(i);
+        },
+        [&](const auto& det) JAX_BATCHED_INLINED { store_determinants<T>(p, det, m, kLanes<T>); });
   });
 }
 template <class T>

@@ -23,7 +23,14 @@ struct GeneralProblem : MaskedProblem {
   MatrixView<Mapped> a;
   int n;
 
-  Work work() const { return {lu_operations(n, n), int64_t{n} * n}; }
+  Work work() const { return work(lu_operations(n, n), int64_t{n} * n); }
+
+ protected:
+  // The smallest real matrices are unrolled.
+  Work work(int64_t operations, int64_t elements) const {
+    const bool is_real = dtype == DType::kFloat32 || dtype == DType::kFloat64;
+    return {operations, elements, /*times=*/1, /*overhead=*/is_real ? 2 : 15};
+  }
 };
 
 // L and U in one matrix, of any shape, as LAPACK's getrf leaves them.
@@ -46,7 +53,7 @@ struct LuProblem : GeneralProblem {
     p.a = call.matrix("a", p.m, p.n);
     return p;
   }
-  Work work() const { return {lu_operations(m, n), int64_t{m} * n}; }
+  Work work() const { return GeneralProblem::work(lu_operations(m, n), int64_t{m} * n); }
 };
 
 // A X = B; the factors are never written. X of a matrix that failed is NaN.
@@ -68,7 +75,8 @@ struct SolveGenProblem : GeneralProblem {
     return p;
   }
   Work work() const {
-    return {lu_operations(n, n) + 2 * int64_t{n} * n * nrhs, (n + 2 * nrhs) * n};
+    return GeneralProblem::work(lu_operations(n, n) + 2 * int64_t{n} * n * nrhs,
+                                (n + 2 * nrhs) * n);
   }
 };
 
@@ -114,7 +122,9 @@ struct InvProblem : GeneralProblem {
     p.a = call.square("a", p.n);
     return p;
   }
-  Work work() const { return {lu_operations(n, n) + 2 * int64_t{n} * n * n, 2 * int64_t{n} * n}; }
+  Work work() const {
+    return GeneralProblem::work(lu_operations(n, n) + 2 * int64_t{n} * n * n, 2 * int64_t{n} * n);
+  }
 };
 
 struct DetProblem : GeneralProblem {

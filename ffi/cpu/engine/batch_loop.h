@@ -2,9 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "ffi/cpu/engine/kernels.h"
 #include "ffi/cpu/engine/memory.h"
@@ -16,7 +18,7 @@ namespace jax_batched::cpu {
 namespace ffi = xla::ffi;
 
 // Work of one task, in nanoseconds as estimated.
-inline constexpr int64_t kTaskWork = 100'000;
+inline constexpr int64_t kTaskWork = 25'000;
 // Below this the whole call runs on the calling thread: handing it over would cost more.
 inline constexpr int64_t kInlineWork = 50'000;
 // More than this is given back after each task.
@@ -65,10 +67,10 @@ inline int64_t matrices_per_task(int64_t batch, int64_t work_per_matrix, int64_t
   return std::max(wanted, (batch + threads - 1) / threads);
 }
 
-// Runs body(begin, end, scratch) over 0 <= i < batch in tasks of neighbouring matrices. All tasks
-// are scheduled before this returns and none waits, so no pool thread is ever blocked. Each matrix
-// is computed by the same operations in the same order whatever task it is in, so results do not
-// depend on the split.
+// Runs body(begin, end, scratch) over 0 <= i < batch in tasks of neighbouring matrices. This thread
+// takes its share of the tasks, as the pool's others may be slow to wake. None waits for another,
+// so no pool thread is ever blocked. Each matrix is computed by the same operations in the same
+// order whatever task it is in, so results do not depend on the split.
 template <class Pool, class Body>
 ffi::Future for_each_matrix(Pool pool, int64_t batch, int64_t work_per_matrix, int64_t lanes,
                             size_t scratch_bytes, Body body) {
@@ -90,12 +92,18 @@ ffi::Future for_each_matrix(Pool pool, int64_t batch, int64_t work_per_matrix, i
   const int64_t tasks = (batch + per_task - 1) / per_task;
   ffi::CountDownPromise promise(tasks);
   ffi::Future future(promise);
-  for (int64_t task = 0; task < tasks; ++task) {
-    pool.Schedule([=]() mutable {
+  const auto next = std::make_shared<std::atomic<int64_t>>(0);
+  auto take_tasks = [=]() mutable {
+    for (int64_t task; (task = next->fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       run(task * per_task, std::min(batch, (task + 1) * per_task));
       promise.CountDown(1);
-    });
+    }
+  };
+  for (int64_t other = 1; other < std::min(tasks, threads); ++other) {
+    auto same_tasks = take_tasks;
+    pool.Schedule(std::move(same_tasks));
   }
+  take_tasks();
   return future;
 }
 

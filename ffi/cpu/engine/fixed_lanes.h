@@ -40,25 +40,34 @@ struct FixedEntries {
   JAX_BATCHED_INLINE void set(int e, Simd<R> value) { entry[e] = value.v; }
 
   // From and to kLanes neighbours in memory, a piece of each at a time; the last piece is moved
-  // back to end with the matrix. Calls, as they are most of the code and every operation has them.
-  JAX_BATCHED_CALLED void load(const R* first) {
+  // back to end with the matrix. Fewer entries than a piece has are collected from as many
+  // registers of neighbours. Calls, as they are most of the code and every operation has them.
+  JAX_BATCHED_CALLED void load(const R* first) { *this = loaded(first); }
+  // load() without a call, where little else is computed: then what is not used costs nothing.
+  static JAX_BATCHED_INLINE FixedEntries loaded(const R* first) {
+    FixedEntries entries;
     fetch_ahead(first);
     if constexpr (kCount < kPiece) {
       unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
-        for (int l = 0; l < kLanes<R>; ++l) entry[e][l] = first[l * kCount + e];
+        entries.entry[e] = collected<FromNeighbours, e>(
+            [=](int r) JAX_BATCHED_INLINED { return Simd<R>::load(first + r * kLanes<R>); });
       });
     } else {
       each_piece([&](auto at) JAX_BATCHED_INLINED {
         Square<R, kPiece> square;
         square.load_transposed([=](int l) JAX_BATCHED_INLINED { return first + l * kCount + at; });
-        unrolled<kPiece>([&](auto i) JAX_BATCHED_INLINED { entry[at + i] = square.row[i]; });
+        unrolled<kPiece>([&](auto i)
+                             JAX_BATCHED_INLINED { entries.entry[at + i] = square.row[i]; });
       });
     }
+    return entries;
   }
   JAX_BATCHED_CALLED void store(R* first) const {
     if constexpr (kCount < kPiece) {
-      unrolled<kCount>([&](auto e) JAX_BATCHED_INLINED {
-        for (int l = 0; l < kLanes<R>; ++l) first[l * kCount + e] = entry[e][l];
+      unrolled<kCount>([&](auto r) JAX_BATCHED_INLINED {
+        const Simd<R> neighbours =
+            collected<FromEntries, r>([&](int e) JAX_BATCHED_INLINED { return get(e); });
+        neighbours.store(first + r * kLanes<R>);
       });
     } else {
       each_piece([&](auto at) JAX_BATCHED_INLINED {
@@ -76,6 +85,35 @@ struct FixedEntries {
   }
 
  private:
+  // Where number `lane` of entry e is among the registers of neighbours; of register r among the
+  // entries.
+  struct FromNeighbours {
+    static constexpr int source(int lane, int e) { return (lane * kCount + e) / kLanes<R>; }
+    static constexpr int place(int lane, int e) { return (lane * kCount + e) % kLanes<R>; }
+  };
+  struct FromEntries {
+    static constexpr int source(int lane, int r) { return (r * kLanes<R> + lane) % kCount; }
+    static constexpr int place(int lane, int r) { return (r * kLanes<R> + lane) / kCount; }
+  };
+  // The lanes of [all before | source kSource]; of sources 0 and 1 both as they are.
+  template <class From, int kWanted, int kSource>
+  struct Taken {
+    static constexpr int of(int lane) {
+      const int source = From::source(lane, kWanted), place = From::place(lane, kWanted);
+      if (source == kSource) return kLanes<R> + place;
+      return kSource == 1 && source == 0 ? place : lane;
+    }
+  };
+  template <class From, int kWanted, class Source>
+  static JAX_BATCHED_INLINE typename Simd<R>::Vector collected(Source source) {
+    Simd<R> result = source(0);
+    unrolled<kCount - 1>([&](auto before) JAX_BATCHED_INLINED {
+      result = shuffle<R, Taken<From, kWanted, before + 1>>(result, source(before + 1),
+                                                            std::make_index_sequence<kLanes<R>>{});
+    });
+    return result.v;
+  }
+
   template <class F>
   static JAX_BATCHED_INLINE void each_piece(F f) {
     unrolled<(kCount + kPiece - 1) / kPiece>([&](auto piece) JAX_BATCHED_INLINED {
