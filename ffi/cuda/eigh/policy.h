@@ -54,7 +54,7 @@ inline constexpr Row<EighShape> kEighTable[] = {
     {DType::kFloat64, 49, 64, EighLanesShape{32, 64, 4, 1, 3, 8, 1}},
 
     of_eigh_thread(DType::kComplex64, 6),
-    {DType::kComplex64, 7, 12, EighLanesShape{4, 128, 4, 2, 16, 2, 4}},
+    {DType::kComplex64, 9, 12, EighLanesShape{4, 128, 4, 2, 16, 2, 4}},
     {DType::kComplex64, 13, 16, EighLanesShape{8, 128, 4, 2, 16, 2, 3}},
     {DType::kComplex64, 17, 24, EighLanesShape{8, 128, 2, 2, 8, 4, 3}},
     {DType::kComplex64, 25, 32, EighLanesShape{16, 128, 2, 2, 12, 4, 1}},
