@@ -1,7 +1,8 @@
 """Programs of JAX and other packages with and without `jax_batched.override_jax_linalg()`.
 
 `python -m benchmarks.override docs/compatibility.md` fills the section `override` of the document.
-Needs numpyro, tinygp and lineax. Results with and without are compared before they are timed.
+Needs the packages of PACKAGES below. Results with and without are compared before they are timed.
+On a CPU it fills the section `override_cpu`, in which there are fewer of each problem.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as jsl
 import numpy as np
+from jax.experimental import checkify
 
 import jax_batched as jb
 from benchmarks import documents, results, timing
 from benchmarks.implementations import Program, on_cpu
 from benchmarks.inputs import MAKERS
+
+PACKAGES = ("dynamax", "gpjax", "lineax", "numpyro", "optimistix", "tinygp")
 
 
 class Case(NamedTuple):
@@ -78,6 +82,81 @@ def posterior(x: jax.Array, y: jax.Array, chains: int, key: jax.Array) -> Any:
     return mcmc.get_samples()
 
 
+def general_solve(a: jax.Array, b: jax.Array, solver: str) -> Any:
+    """One system or least squares problem by a solver of lineax."""
+    import lineax
+
+    operator = lineax.MatrixLinearOperator(a)
+    return lineax.linear_solve(operator, b, solver=getattr(lineax, solver)()).value
+
+
+def fitted_decay(times: jax.Array, values: jax.Array) -> Any:
+    """Amplitude, rate and offset of one decay, by Levenberg-Marquardt's method of optimistix."""
+    import optimistix
+
+    def residuals(parameters: jax.Array, _: None) -> jax.Array:
+        amplitude, rate, offset = parameters
+        return amplitude * jnp.exp(-rate * times) + offset - values
+
+    solver = optimistix.LevenbergMarquardt(rtol=1e-6, atol=1e-6)
+    start = jnp.ones(3, values.dtype)
+    return optimistix.least_squares(residuals, solver, start, max_steps=16, throw=False).value
+
+
+def smoothed(parameters: Any, series: jax.Array) -> Any:
+    """Means of the states of one series, by dynamax's Kalman smoother."""
+    from dynamax.linear_gaussian_ssm import lgssm_smoother
+
+    return lgssm_smoother(parameters, series).smoothed_means
+
+
+def state_space(states: int, size: int) -> Any:
+    """Parameters of one of dynamax's linear Gaussian models."""
+    from dynamax.linear_gaussian_ssm import LinearGaussianSSM
+
+    return LinearGaussianSSM(states, size).initialize(
+        dynamics_weights=0.95 * jnp.eye(states), emission_weights=jnp.eye(size, states)
+    )[0]
+
+
+def regression(x: jax.Array, y: jax.Array, length: jax.Array) -> Any:
+    """Negative marginal likelihood of a Gaussian process, by GPJax."""
+    import gpjax
+
+    data = gpjax.Dataset(x[:, None], y[:, None])
+    kernel = gpjax.kernels.RBF(lengthscale=length)
+    prior = gpjax.gps.Prior(mean_function=gpjax.mean_functions.Zero(), kernel=kernel)
+    likelihood = gpjax.likelihoods.Gaussian(num_datapoints=len(x), obs_stddev=0.1)
+    return -gpjax.objectives.conjugate_mll(prior * likelihood, data)
+
+
+def constraint_forces(mass: jax.Array, jacobian: jax.Array, force: jax.Array) -> Any:
+    """Accelerations of one world of a simulator: Newton's steps on a cost with active constraints,
+    each with a Cholesky factorization, as MuJoCo's solver takes them."""
+
+    def step(acceleration: jax.Array, _: None) -> tuple[jax.Array, None]:
+        violated = (jacobian @ acceleration < 0).astype(force.dtype)
+        hessian = mass + (jacobian.T * violated) @ jacobian
+        gradient = mass @ acceleration - force + jacobian.T @ (violated * (jacobian @ acceleration))
+        return acceleration - jsl.cho_solve(jsl.cho_factor(hessian), gradient), None
+
+    return jax.lax.scan(step, jnp.zeros_like(force), length=5)[0]
+
+
+def soap_step(gradient: jax.Array, left: jax.Array, right: jax.Array) -> Any:
+    """Two steps of SOAP for one weight matrix: eigenvectors of what it has seen, then these by a
+    step of orthogonal iteration, and the gradient in that basis (Vyas et al., 2024)."""
+    seen = left, right
+    left = 0.95 * left + 0.05 * gradient @ gradient.T
+    right = 0.95 * right + 0.05 * gradient.T @ gradient
+    of_left, of_right = (
+        jnp.linalg.qr(now @ jnp.linalg.eigh(before)[1])[0]
+        for before, now in zip(seen, (left, right), strict=True)
+    )
+    rotated = of_left.T @ gradient @ of_right
+    return of_left @ (rotated / jnp.sqrt(rotated**2 + 0.01)) @ of_right.T
+
+
 def cases(dtype: str, scale: int) -> Iterator[Case]:
     """All programs; batches shrink with the scale."""
 
@@ -119,6 +198,7 @@ def cases(dtype: str, scale: int) -> Iterator[Case]:
         (start,),
         1e4 * rtol,
     )
+    yield from of_packages(dtype, scale, x, y)
     chains = 256 // scale
     yield Case(
         f"NumPyro, NUTS, 10 steps of {chains} chains, 50 points",
@@ -126,6 +206,46 @@ def cases(dtype: str, scale: int) -> Iterator[Case]:
         (jax.random.key(0),),
         1e-3,
     )
+
+
+def of_packages(dtype: str, scale: int, x: jax.Array, y: jax.Array) -> Iterator[Case]:
+    """Programs of other packages, or as they are in them; x and y are points of a curve."""
+    rng = np.random.default_rng(1)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    loose = 1e4 * float(np.finfo(dtype).eps)
+    batch = 32768 // scale
+    square = normal(batch, 16, 16) + 4 * jnp.eye(16, dtype=dtype)
+    lu, qr = (functools.partial(general_solve, solver=name) for name in ("LU", "QR"))
+    yield Case(f"lineax, LU, {batch} x 16 x 16", jax.vmap(lu), (square, normal(batch, 16)), loose)
+    tall = normal(batch, 16, 8)
+    yield Case(f"lineax, QR, {batch} x 16 x 8", jax.vmap(qr), (tall, normal(batch, 16)), loose)
+    root = normal(batch // 4, 27, 27) / 27**0.5
+    mass = root @ root.mT + jnp.eye(27, dtype=dtype)
+    world = mass, normal(batch // 4, 12, 27), normal(batch // 4, 27)
+    name = f"Newton's steps of a simulator, {batch // 4} worlds of 27 joints"
+    yield Case(name, jax.vmap(constraint_forces), world, loose)
+    gradient, *seen = normal(3, batch // 16, 32, 32)
+    left, right = (x @ x.mT for x in seen)
+    name = f"SOAP, {batch // 16} matrices of 32 x 32"
+    yield Case(name, jax.vmap(soap_step), (gradient, left, right), 0.1)
+    if dtype != "float64":  # with 64 bits enabled these three packages mix both
+        return
+    times = jnp.linspace(0, 3, 20)
+    decays = 2 * jnp.exp(-jnp.exp(0.3 * normal(batch, 1)) * times) + 0.5 + 0.01 * normal(batch, 20)
+    fit = functools.partial(fitted_decay, times)
+    yield Case(f"optimistix, {batch} curves of 20 points", jax.vmap(fit), (decays,), 1e-2)
+    series = normal(4096 // scale, 50, 2)
+    name = f"dynamax, smoother, {len(series)} series of 50 points"
+    smoother = jax.vmap(smoothed, (None, 0))
+    yield Case(name, smoother, (state_space(4, 2), series), loose)
+    lengths = jnp.exp(0.3 * normal(1024 // scale))
+    likelihood = jax.value_and_grad(functools.partial(regression, x[::2], y[::2]))
+    checked = jax.vmap(checkify.checkify(likelihood))  # GPJax asserts
+    name = f"GPJax, likelihood and gradient, {len(lengths)} models of 50 points"
+    yield Case(name, lambda lengths: checked(lengths)[1], (lengths,), 1e-6)
 
 
 def call(compiled: Any, operands: tuple[Any, ...]) -> list[Any]:
@@ -185,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
     made = functools.partial(table, options.dtype, options.divide, options.repetitions)
-    documents.fill(options.document, {"override": made})
+    documents.fill(options.document, {"override_cpu" if on_cpu() else "override": made})
 
 
 if __name__ == "__main__":

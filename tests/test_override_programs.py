@@ -113,3 +113,42 @@ def test_natural_gradient_steps_with_optax(with_and_without):
 
     ours, expected = with_and_without(program, "cholesky", "triangular_solve")
     np.testing.assert_allclose(ours, expected, rtol=1e-9)
+
+
+def normal(*shape):
+    return jnp.asarray(np.random.default_rng(2).normal(size=shape))
+
+
+@pytest.mark.parametrize(
+    ("solver", "rows", "targets"),
+    [
+        ("LU", 5, ("lu", "triangular_solve")),
+        ("QR", 9, ("qr_multiply", "triangular_solve")),  # factors "raw", by JAX
+    ],
+)
+def test_lineax_with_other_solvers(with_and_without, programs, solver, rows, targets):
+    pytest.importorskip("lineax")
+    a, b = normal(4, rows, 5), normal(4, rows)
+    solve = jax.jit(jax.vmap(functools.partial(programs.general_solve, solver=solver)))
+    ours, expected = with_and_without(lambda: solve(a, b), *targets)
+    np.testing.assert_allclose(ours, expected, rtol=1e-10)
+
+
+def test_steps_of_a_simulator(with_and_without, programs):
+    root = normal(3, 6, 6)
+    mass, jacobian, force = root @ root.mT + jnp.eye(6), normal(3, 4, 6), normal(3, 6)
+    step = jax.jit(jax.vmap(programs.constraint_forces))
+    ours, expected = with_and_without(
+        lambda: step(mass, jacobian, force), "cholesky", "triangular_solve"
+    )
+    np.testing.assert_allclose(ours, expected, rtol=1e-9)
+    assert (np.einsum("bij,bj->bi", mass, expected) != force).any()  # some constraint is active
+
+
+def test_soap(with_and_without, programs):
+    gradient, left, right = normal(3, 2, 6, 6)
+    step = jax.jit(jax.vmap(programs.soap_step))
+    ours, expected = with_and_without(
+        lambda: step(gradient, left @ left.mT, right @ right.mT), "eigh", "qr"
+    )
+    np.testing.assert_allclose(ours, expected, rtol=1e-8)
