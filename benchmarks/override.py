@@ -1,8 +1,8 @@
 """Programs of JAX and other packages with and without `jax_batched.override_jax_linalg()`.
 
-`python -m benchmarks.override docs/compatibility.md` fills the section `override` of the document.
-Needs the packages of PACKAGES below. Results with and without are compared before they are timed.
-On a CPU it fills the section `override_cpu`, in which there are fewer of each problem.
+`python -m benchmarks.override docs/compatibility.md` fills the section `override` of the document,
+on a CPU `override_cpu`. Needs dynamax, gpjax, lineax, numpyro, optimistix and tinygp. Results with
+and without are compared before they are timed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ import jax_batched as jb
 from benchmarks import documents, results, timing
 from benchmarks.implementations import Program, on_cpu
 from benchmarks.inputs import MAKERS
-
-PACKAGES = ("dynamax", "gpjax", "lineax", "numpyro", "optimistix", "tinygp")
 
 
 class Case(NamedTuple):
