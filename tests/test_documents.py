@@ -27,7 +27,7 @@ RESULTS = {
     "docs/internals/measurements_cpu.md": "amd-epyc-2-cores",
 }
 # The sections of other programs: benchmarks.override, cuda_graphs and refinement.
-OTHER_SECTIONS = {"override", "graphs", "sweep", "errors", "real"}
+OTHER_SECTIONS = {"override", "override_cpu", "graphs", "sweep", "errors", "real"}
 MOST_WORDS = 25
 
 

@@ -456,8 +456,8 @@ def test_on_a_mesh():
                         assert "all-gather" not in compiled.as_text(), name
                     for x, y in zip(compiled(*operands), expected, strict=True):
                         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
-                    gradient = jax.jit(jax.grad(loss))(*operands)
-                    np.testing.assert_allclose(gradient, slope, rtol=1e-7, atol=1e-8)
+                gradient = jax.jit(jax.grad(loss))(*operands)
+                np.testing.assert_allclose(gradient, slope, rtol=1e-7, atol=1e-8)
 
 
 @pytest.mark.parametrize("batch", ("b", "b - 1"))
