@@ -54,8 +54,9 @@ struct EighColumns {
   }
 
   // d, e and, last in e, `back`, which is NaN of a matrix that is not finite. With kVectors row k
-  // of v, save for the last two of them, is to the right of the diagonal the k-th sqrt(f) u, so
-  // that Q is the product of I - v v^T. Nothing where d is null.
+  // of v is, to the right of the diagonal, the k-th sqrt(phi) u, so that Q is the product of
+  // I - v v^T; of complex matrices u, with conj(phi) on the diagonal. Left of it real ones have
+  // zeros, but for the last two rows, where other things lie. Nothing where d is null.
   template <bool kVectors>
   __device__ __forceinline__ void tridiagonalize(R* d, R* e, T* v) {
     steps<kVectors, 0>(d, e, v);
@@ -66,7 +67,7 @@ struct EighColumns {
   template <bool kWhole>
   __device__ __forceinline__ void load(const T* from, bool upper, bool mean) {
     copy<kWhole>(from);
-    // (x + y) / 2, of numbers whose sum overflows x / 2 + y / 2.
+    // (x + y) / 2 or, of a matrix in which that overflows, x / 2 + y / 2.
     R before = R(1), after = R(0.5), largest = R(0);
 #pragma unroll 1
     for (int attempt = 0; attempt < 2; ++attempt) {
