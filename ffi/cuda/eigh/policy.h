@@ -36,6 +36,7 @@ constexpr Row<EighShape> of_eigh_block(DType dtype, int lanes) {
   return {dtype, lanes + 1, 2 * lanes, EighBlockShape{lanes}};
 }
 
+// "block" takes less shared memory: it serves where GPUs have too little for "lanes".
 inline constexpr Row<EighShape> kEighTable[] = {
     of_eigh_thread(DType::kFloat32, 8),
     {DType::kFloat32, 9, 12, EighLanesShape{4, 128, 4, 2, 32, 2, 4}},
@@ -44,6 +45,7 @@ inline constexpr Row<EighShape> kEighTable[] = {
     {DType::kFloat32, 25, 32, EighLanesShape{16, 128, 4, 4, 8, 4, 4}},
     {DType::kFloat32, 33, 48, EighLanesShape{32, 128, 3, 4, 16, 4, 1}},
     {DType::kFloat32, 49, 64, EighLanesShape{32, 128, 2, 2, 7, 4, 1}},
+    of_eigh_block(DType::kFloat32, 32),
 
     of_eigh_thread(DType::kFloat64, 8),
     {DType::kFloat64, 9, 12, EighLanesShape{4, 128, 4, 2, 16, 2, 4}},
@@ -52,6 +54,8 @@ inline constexpr Row<EighShape> kEighTable[] = {
     {DType::kFloat64, 25, 32, EighLanesShape{16, 128, 2, 2, 12, 4, 1}},
     {DType::kFloat64, 33, 48, EighLanesShape{32, 128, 2, 1, 4, 8, 1}},
     {DType::kFloat64, 49, 64, EighLanesShape{32, 64, 4, 1, 3, 8, 1}},
+    of_eigh_block(DType::kFloat64, 16),
+    of_eigh_block(DType::kFloat64, 32),
 
     of_eigh_thread(DType::kComplex64, 6),
     {DType::kComplex64, 9, 12, EighLanesShape{4, 128, 4, 2, 16, 2, 4}},
