@@ -137,8 +137,8 @@ def eigh(
     the largest sum of the entries of a row.
 
     Algorithm: tridiagonalisation and implicit QR with Wilkinson's shifts (Golub and Van Loan,
-    "Matrix computations", section 8.3), the rotations of two sweeps applied at once; for the
-    smallest matrices Jacobi's method.
+    "Matrix computations", section 8.3); on CUDA first for the eigenvalues, which are the shifts
+    for the eigenvectors; for the smallest matrices Jacobi's method.
     """
     matrix, dtype, options, wanted, parts = _call(
         "eigh", a, UPLO, symmetrize_input, lower, where, sizes
