@@ -207,9 +207,9 @@ JAX_BATCHED_INLINE typename VectorOf<R>::Mask is_normal(Simd<R> x) {
   using Limits = std::numeric_limits<R>;
   using Mask = typename VectorOf<R>::Mask;
   using Bits = typename VectorOf<R>::Bits;
-  constexpr Bits kLowest = Bits(1) << (Limits::digits - 1);  // of the exponent's bits
-  const Mask next = (Mask(x.v) + kLowest) & (Mask{} + std::numeric_limits<Bits>::max());
-  return next >= Mask{} + 2 * kLowest;
+  constexpr Bits kField = (Bits(2) * Limits::max_exponent - 1) << (Limits::digits - 1);
+  const Mask all = Mask{} + kField, field = Mask(x.v) & all;
+  return (field != Mask{}) & (field != all);
 }
 // A normal number as a product, as Product::multiply() leaves it.
 template <class R>
