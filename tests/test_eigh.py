@@ -94,7 +94,7 @@ def check(a, w, v=None):
     assert (np.linalg.norm(np.eye(n) - adjoint(v) @ v, axis=(-2, -1)) <= MAX_RATIO * n * eps).all()
 
 
-def serves(kernel, dtype, n):
+def serves(kernel, dtype, n, operation="eigh"):
     """Whether a kernel can be forced for n x n matrices."""
     if kernel == "":
         return True
@@ -104,7 +104,7 @@ def serves(kernel, dtype, n):
         kernel in ("lax", "reference")
         or ON_CPU
         or any(
-            (tier.operation, tier.kernel, tier.dtype) == ("eigh", kernel, dtype)
+            (tier.operation, tier.kernel, tier.dtype) == (operation, kernel, dtype)
             and tier.min_n <= n <= tier.max_n
             for tier in cuda_tiers()
         )

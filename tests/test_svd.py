@@ -1,11 +1,14 @@
 """Singular value decompositions of any shape, what is made of them, and their derivatives."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import ops
 import pytest
 import scipy.linalg
+import test_eigh
 from families.eigen import MAX_N, separated_singular
 from test_eigh import MAX_RATIO, check_neighbours, scaled
 from test_qr import check_derivatives
@@ -75,21 +78,7 @@ def check(a, u, s, vh, kernel=""):
         assert (difference <= most * limit).all()
 
 
-def serves(kernel, dtype, n):
-    """Whether a kernel can be forced for n x n matrices."""
-    if kernel == "":
-        return True
-    if n > MAX_N and kernel != "lax":
-        return False
-    return (
-        kernel in ("lax", "reference")
-        or ON_CPU
-        or any(
-            (tier.operation, tier.kernel, tier.dtype) == ("svd", kernel, dtype)
-            and tier.min_n <= n <= tier.max_n
-            for tier in cuda_tiers()
-        )
-    )
+serves = functools.partial(test_eigh.serves, operation="svd")
 
 
 @pytest.mark.parametrize("dtype", ops.DTYPES)

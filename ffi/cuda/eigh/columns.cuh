@@ -222,7 +222,7 @@ struct EighColumns {
     if (d != nullptr && lane == owner) {
       e[k - begin] = k < kN - 1 ? beta : failed ? kNaN<R> : back;
     }
-    if (kVectors && d != nullptr && k < kN - 1) store<kOwn>(k, u, phi, v);
+    if (kVectors && d != nullptr && k < kN - 1) store(k, u, phi, v);
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) quadratic += shuffle_xor(quadratic, mask);
     // |phi|^2 alone may overflow.
@@ -253,7 +253,6 @@ struct EighColumns {
   }
 
   // Row k of v.
-  template <int kOwn>
   __device__ __forceinline__ void store(int k, const T (&u)[kColumns], T phi, T* v) const {
     T* const row = v + (k - begin) * n - begin;
     if constexpr (kIsComplex<T>) {

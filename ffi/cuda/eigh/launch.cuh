@@ -82,26 +82,28 @@ struct EighLauncher {
 
   template <int kMaxN, EighLanesShape kShape>
   cudaError_t launch_shape(EighLanesShape) const {
-    using Rows = EighRows<T, kMaxN, kShape.rows, kShape.matrices, kShape.sweeps>;
-    cudaError_t error =
-        p.vectors ? columns<kMaxN, kShape, true>() : columns<kMaxN, kShape, false>();
-    if (error != cudaSuccess) return error;
-    if (!p.vectors) return values<false>();
-    error = values<true>();
-    if (error != cudaSuccess) return error;
-    constexpr auto kKernel =
-        eigh_rows_kernel<T, kMaxN, kShape.rows, kShape.matrices, kShape.sweeps, kShape.blocks>;
-    return launch_kernel<kKernel>(stream, p.batch, kShape.matrices,
-                                  Rows::kThreads + 32 * Rows::kChains,
-                                  sizeof(typename Rows::Shared), p);
+    return p.vectors ? launch_lanes<kMaxN, kShape, true>() : launch_lanes<kMaxN, kShape, false>();
   }
   template <int kMaxN, EighLanesShape kShape, bool kVectors>
-  cudaError_t columns() const {
+  cudaError_t launch_lanes() const {
     constexpr int kLanes = kShape.column_lanes, kThreads = kShape.column_threads;
-    return launch_kernel<
-        eigh_columns_kernel<T, kMaxN, kLanes, kThreads, kShape.column_blocks, kVectors>>(
-        stream, p.batch, kThreads / kLanes, kThreads,
-        eigh_columns_bytes<T, kMaxN, kLanes, kThreads>(), p);
+    constexpr auto kColumns =
+        eigh_columns_kernel<T, kMaxN, kLanes, kThreads, kShape.column_blocks, kVectors>;
+    using Rows = EighRows<T, kMaxN, kShape.rows, kShape.matrices, kShape.sweeps>;
+    constexpr auto kRows =
+        eigh_rows_kernel<T, kMaxN, kShape.rows, kShape.matrices, kShape.sweeps, kShape.blocks>;
+    cudaError_t error = cudaSuccess;
+    // Where the last kernel does not fit, none is launched.
+    if (kVectors) error = raise_shared_memory<kRows>(sizeof(typename Rows::Shared));
+    if (error == cudaSuccess) {
+      error = launch_kernel<kColumns>(stream, p.batch, kThreads / kLanes, kThreads,
+                                      eigh_columns_bytes<T, kMaxN, kLanes, kThreads>(), p);
+    }
+    if (error == cudaSuccess) error = values<kVectors>();
+    if (error != cudaSuccess || !kVectors) return error;
+    return launch_kernel<kRows>(stream, p.batch, kShape.matrices,
+                                Rows::kThreads + 32 * Rows::kChains, sizeof(typename Rows::Shared),
+                                p);
   }
   template <bool kShifts>
   cudaError_t values() const {

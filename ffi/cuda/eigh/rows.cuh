@@ -35,7 +35,7 @@ struct EighRows {
   using Sweeps = SweepsOfLanes<R, kN, kColumns, kSweeps>;
   static constexpr int kGroup = 4;  // rotations that are applied or left out together
   static constexpr int kSteps = 8;  // reflections that share code
-  static_assert(kThreads % 32 == 0 && kMatrices <= 32 && kN % kGroup == 0);
+  static_assert(kThreads % 32 == 0 && 32 % kSweeps == 0 && kSweeps > 1 && kN % kGroup == 0);
 
   // Eigenvectors on their way out; their rows are in different banks.
   static constexpr int kStride = kN + 1;

@@ -1,4 +1,5 @@
-// The QR iteration on tridiagonal matrices in shared memory, a lane of a warp for each.
+// The QR iteration on tridiagonal matrices in shared memory: a lane for each, or one for each of
+// several sweeps. And where these matrices lie between two kernels.
 #pragma once
 
 #include "ffi/cuda/eigh/iteration.cuh"

@@ -1,5 +1,6 @@
-// Eigenvalues alone, of matrices of up to 64 rows, in two kernels: lanes make the matrices
-// tridiagonal as for eigenvectors, then a thread iterates on each.
+// The eigenvalues of tridiagonal matrices, a thread for each: they are what is wanted, or the
+// shifts for the eigenvectors. And, where only they are wanted, how the lanes of "block" make
+// matrices tridiagonal.
 #pragma once
 
 #include "ffi/cuda/eigh/block.cuh"
@@ -30,8 +31,9 @@ __global__ void __launch_bounds__(kTridiagonalThreads)
   if (lanes.lane == 0) lanes.e[(n - 1) * kMatrices] = lanes.failed ? kNaN<R> : lanes.back;
   __syncwarp();
   if (entry >= p.batch) return;
-  R* const d = p.w.at<R>(entry, n);
-  R* const e = p.workspace.at<R>(entry, n);
+  const EighPlacesInResults<T> places_in_results{p, entry};
+  R* const d = places_in_results.d();
+  R* const e = places_in_results.e();
   for (int i = lanes.lane; i < n; i += kLanes) {
     d[i] = lanes.d[i * kMatrices];
     e[i] = lanes.e[i * kMatrices];
