@@ -373,7 +373,7 @@ def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
     # The signs are those that reflections of all rows at once would give.
     top = matmul(of_parts[..., 0, :n, :], q[..., :n, :])
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
-    signs = _signs_of_reflections(top, a[..., 0, :1], diagonal)
+    signs = _signs_of_reflections(top, a[..., 0, :1], diagonal, _are_identities(a))
     r = r * signs[..., :, None]
     if mode == "r":
         return (r,)
@@ -381,14 +381,28 @@ def _by_blocks(a: Array, *, mode: str) -> Sequence[Array]:
     return matmul(of_parts, q).reshape(*batch, blocks * rows, n)[..., :m, :], r
 
 
-def _signs_of_reflections(top: Array, first: Array, diagonal: Array) -> Array:
+def _are_identities(a: Array) -> Array:
+    """Which reflections, (..., n), have nothing to eliminate, as columns are zero from there on."""
+    places = jax.lax.broadcasted_iota(jnp.int32, a.shape, a.ndim - 2)
+    ends = jnp.max(jnp.where(a != 0, places, -1), -2)
+    ends = jax.lax.cummax(ends, axis=ends.ndim - 1)  # what the reflections so far have reached
+    steps = jax.lax.broadcasted_iota(jnp.int32, ends.shape, ends.ndim - 1)
+    nothing_below = ends <= steps
+    if not jnp.iscomplexobj(a):
+        return nothing_below
+    # A number that is not real is turned. It is the matrix's own where none has reached it.
+    is_own = jnp.pad(ends[..., :-1], [(0, 0)] * (ends.ndim - 1) + [(1, 0)]) < jnp.maximum(steps, 1)
+    return nothing_below & is_own & (jnp.imag(jnp.diagonal(a, axis1=-2, axis2=-1)) == 0)
+
+
+def _signs_of_reflections(top: Array, first: Array, diagonal: Array, identities: Array) -> Array:
     """D, of 1 and -1, with which Q D comes from reflections, by the first rows of Q.
 
     I - Q D has the factors V and T V^H of the reflections, and tau_k = 1 - d_k s_k, |tau_k| >= 1,
     is pivot k of its elimination: Ballard, Demmel, Grigori, Jacquelin, Nguyen and Solomonik,
     "Reconstructing Householder vectors from tall-skinny QR" (2014). s_k is what was the pivot over
     the norm of its column, but for rounding. Where it is zero, R's diagonal becomes negative. The
-    first pivot is known.
+    first pivot is known. Where a reflection is the identity, tau_k = 0.
     """
     negligible = 8 * top.shape[-1] * np.finfo(top.dtype).eps
     n = top.shape[-1]
@@ -402,8 +416,10 @@ def _signs_of_reflections(top: Array, first: Array, diagonal: Array) -> Array:
         of_r = jax.lax.dynamic_index_in_dim(diagonal, k, -1).real
         positive = jnp.where(jnp.abs(s.real) > negligible, s.real > 0, of_r > 0)
         positive = jnp.where(k == 0, (of_r > 0) == (first.real >= 0), positive)
-        sign = jnp.where(positive, -jnp.ones_like(s), jnp.ones_like(s))
-        below = jnp.where(places > k, column * sign / (sign * s - 1), jnp.zeros_like(column))
+        kept = jax.lax.dynamic_index_in_dim(identities, k, -1) & (jnp.abs(s.real) > 0.5)
+        sign = jnp.where(positive == kept, jnp.ones_like(s), -jnp.ones_like(s))
+        below = column * sign / jnp.where(kept, jnp.ones_like(s), sign * s - 1)
+        below = jnp.where((places > k) & ~kept, below, jnp.zeros_like(column))
         rest = rest - below[..., :, None] * row[..., None, :]
         return rest, jnp.where(places == k, sign, signs)
 

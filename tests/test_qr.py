@@ -153,8 +153,11 @@ def test_difficult_matrices(kernel, dtype):
         if not serves(kernel, dtype, m, n):
             continue
         a = difficult(dtype, m, n)
-        if kernel == "lax":  # LAPACK's complex routines overflow, the CPU's flush subnormal
-            a = np.delete(a, [9, 10] if ON_CPU else [9, 10, 12], 0)  # numbers, cuSOLVER overflows
+        if (
+            kernel == "lax"
+        ):  # LAPACK's complex routines overflow, the CPU's flush subnormal numbers,
+            # numbers, cuSOLVER overflows, and has NaN for equal columns of complex64
+            a = np.delete(a, [9, 10] if ON_CPU else [8, 9, 10, 12], 0)
         q, r = run(jb.qr, a, kernel=kernel)
         check(a, q, r)
         if len(a) > 12 or ON_CPU:
@@ -458,3 +461,29 @@ def test_beyond_the_kernels():
         lowered = jax.jit(jb.qr).lower(a)
         assert target_name("qr") not in lowered.as_text()
         check(a, *map(np.asarray, lowered.compile()(a)))
+
+
+@pytest.mark.parametrize("dtype", ops.DTYPES)
+def test_signs_of_tall_matrices_with_nothing_to_eliminate(dtype):
+    """Blocks of rows have LAPACK's signs also where its reflections are identities."""
+    n, m = 20, 600
+    tops = [np.triu(x) for x in matrices(dtype, n, n, 4)]  # one whole; others in part
+    tops[1] = np.triu(matrices(dtype, n, n, 1)[0], -1)
+    tops[2][5, 2] = 1
+    a = np.zeros((4, m, n), dtype)
+    a[:, :n] = tops
+    a[3, 30:, 7:] = 1
+    a[3, 31:, 9:] += np.arange(m - 31)[:, None]
+    if np.iscomplexobj(a):
+        a[:, np.arange(n), np.arange(n)] = a[:, np.arange(n), np.arange(n)].real
+        a[0, 3, 3] += 1j
+    q, r = run(jb.qr, a, kernel="composed")
+    (alone,) = run(lambda a: jb.qr(a, "r"), a, kernel="composed")
+    expected = np.stack([np.linalg.qr(x)[1] for x in a])
+    some = np.s_[:, :9]  # beyond, nothing is left of the last matrix's columns but rounding
+    tolerance = 1000 * float(jnp.finfo(dtype).eps) * np.abs(a).max()
+    for x in (r, alone):
+        np.testing.assert_allclose(x[some], expected[some], rtol=0, atol=tolerance)
+    for i in (0, 2):
+        np.testing.assert_allclose(r[i], expected[i], rtol=0, atol=tolerance)
+        np.testing.assert_allclose(q[i] @ r[i], a[i], rtol=0, atol=tolerance)
