@@ -38,7 +38,7 @@ list(TRANSFORM policies REPLACE "(.+)" "#include \"\\1\"")
 list(JOIN policies "\n" policies)
 file(CONFIGURE OUTPUT generated/cuda_policies.h CONTENT "${policies}\n" @ONLY)
 
-nanobind_add_module(_cpu STABLE_ABI NB_STATIC ffi/cpu/handlers.cc ffi/cpu/engine/select.cc
+nanobind_add_module(_cpu STABLE_ABI NB_STATIC NOMINSIZE ffi/cpu/handlers.cc ffi/cpu/engine/select.cc
                     ffi/cuda/runtime/tuned.cc ${reference_sources} ${kernel_objects})
 jax_batched_target(_cpu)
 target_include_directories(_cpu PRIVATE ${CMAKE_CURRENT_BINARY_DIR})

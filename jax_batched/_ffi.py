@@ -62,7 +62,9 @@ _native: Any = _loaded["cpu"][0]  # always there: it raises if not
 _MAX_N: dict[str, dict[str, int]] = {
     operation: dict.fromkeys(dtypes, largest) for operation, largest, dtypes in _native.operations()
 }
-OPERATIONS = tuple(_MAX_N)
+TARGETS = tuple(_MAX_N)
+# Without those whose matrices differ in size, which are the same operations (`_sized.py`).
+OPERATIONS = tuple(name for name in TARGETS if not name.endswith(_native.SIZED_SUFFIX))
 
 # Per platform, operation and dtype: up to which n and how many right-hand sides (None: any number)
 # it is one kernel. 16-bit elements have kernels that take them as they are, or none.

@@ -36,7 +36,7 @@ class Sizes:
     ):
         given = _checks.sizes(operation, sizes, batch, name)
         self.n = n
-        self.given = given  # unchecked; None: all have n
+        self.given: Any = given  # unchecked; None: all have n
         self._sizes: Array | None = None
         self._wrong: Array | None = None
         if given is not None:

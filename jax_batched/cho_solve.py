@@ -11,8 +11,9 @@ from jax_batched import _checks, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import adjoint, matmul, triangle
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes
-from jax_batched.cholesky import cholesky_op
+from jax_batched.cholesky import factorization
 from jax_batched.triangular_solve import triangular_solve_op
 
 Array = jax.Array
@@ -54,15 +55,16 @@ def cho_factor(
     _checks.square("cho_factor", "a", matrix)
     wanted = _checks.mask("cho_factor", where, matrix.shape[:-2])
     parts = Sizes("cho_factor", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
-    factor, _ = cholesky_op(
-        parts.continued(matrix),
+    factor, _ = factorization(
+        parts,
+        matrix,
         upper=not lower,
         symmetrize=False,
         accuracy="ieee",
         where=wanted,
         overwrite=_checks.flag("cho_factor", "overwrite_a", overwrite_a),
     )
-    return parts.within(factor, -2, -1).astype(dtype), lower
+    return factor.astype(dtype), lower
 
 
 def cho_solve(
@@ -111,9 +113,8 @@ def cho_solve(
     batch = _checks.batch_of(factor, columns)
     wanted = _checks.mask("cho_solve", where, batch)
     parts = Sizes("cho_solve", sizes, factor.shape[-1], batch, where=wanted)
-    factor, columns = parts.continued(factor), parts.within(columns, -2)
-    (x,) = cho_solve_op(factor, columns, lower=lower, where=wanted, overwrite=overwrite)
-    return _checks.drop_column(parts.within(x, -2), rhs).astype(dtype)
+    (x,) = _solution(parts, factor, columns, lower=lower, where=wanted, overwrite=overwrite)
+    return _checks.drop_column(x, rhs).astype(dtype)
 
 
 def _jvp(
@@ -163,3 +164,4 @@ cho_solve_op: Operation = Operation(
         transpose=hermitian_transpose(lambda: cho_solve_op),
     ),
 )
+_solution = sized(cho_solve_op)

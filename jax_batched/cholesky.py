@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jax_batched import _checks, _lapack, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax, mask
 from jax_batched._matrix import adjoint, hermitian_input, matmul, spoilt, triangle
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes
 from jax_batched.cholesky_pullback import cholesky_pushforward_op
 from jax_batched.triangular_solve import triangular_solve_op
@@ -118,8 +119,9 @@ def cholesky(
     wanted = _checks.mask("cholesky", where, matrix.shape[:-2])
     parts = Sizes("cholesky", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
     accuracy = _checks.option("cholesky", "accuracy", accuracy, _checks.ACCURACIES)
-    factor, info = cholesky_op(
-        parts.continued(matrix),
+    factor, info = factorization(
+        parts,
+        matrix,
         upper=_checks.flag("cholesky", "upper", upper),
         symmetrize=_checks.flag("cholesky", "symmetrize_input", symmetrize_input),
         # Its tensor cores need all of a matrix to be of one scale, the identity as well.
@@ -127,7 +129,7 @@ def cholesky(
         where=wanted,
         overwrite=_checks.flag("cholesky", "overwrite_a", overwrite_a),
     )
-    factor, info = parts.within(factor, -2, -1), parts.info(info, 2)
+    info = parts.info(info, 2)
     return (factor, info) if _checks.flag("cholesky", "return_info", return_info) else factor
 
 
@@ -206,3 +208,4 @@ cholesky_op: Operation = Operation(
         stored=True,
     ),
 )
+factorization = sized(cholesky_op)

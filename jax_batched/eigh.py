@@ -24,6 +24,7 @@ from jax_batched._matrix import (
     spoilt,
     triangle,
 )
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes, like
 
 Array = jax.Array
@@ -143,11 +144,9 @@ def eigh(
     matrix, dtype, options, wanted, parts = _call(
         "eigh", a, UPLO, symmetrize_input, lower, where, sizes
     )
-    v, w, info = eigh_op(
-        matrix, **options, vectors=True, cluster_tol=tolerance("eigh", cluster_tol), where=wanted
-    )
-    w, info, lost = _own(parts, w, info)
-    v = v if lost is None else parts.within(spoilt(v, lost[..., None, None]), -2, -1)
+    options["cluster_tol"] = tolerance("eigh", cluster_tol)
+    v, w, info = _decomposition(parts, matrix, **options, vectors=True, where=wanted)
+    info = parts.info(info, 2)
     w, v = w.astype(real_dtype(dtype)), v.astype(dtype)
     return (w, v, info) if _checks.flag("eigh", "return_info", return_info) else EighResult(w, v)
 
@@ -214,15 +213,9 @@ def eigvalsh(
     matrix, dtype, options, wanted, parts = _call(
         "eigvalsh", a, UPLO, symmetrize_input, lower, where, sizes
     )
-    w, info = eigh_op(
-        matrix,
-        **options,
-        vectors=False,
-        cluster_tol=tolerance("eigvalsh", cluster_tol),
-        where=wanted,
-    )
-    w, info, _ = _own(parts, w, info)
-    w = w.astype(real_dtype(dtype))
+    options["cluster_tol"] = tolerance("eigvalsh", cluster_tol)
+    w, info = _decomposition(parts, matrix, **options, vectors=False, where=wanted)
+    w, info = w.astype(real_dtype(dtype)), parts.info(info, 2)
     return (w, info) if _checks.flag("eigvalsh", "return_info", return_info) else w
 
 
@@ -265,6 +258,7 @@ def eigh_function(
     matrix, dtype, options, wanted, parts = _call(
         "eigh_function", a, None, symmetrize_input, lower, where, sizes
     )
+    matrix = parts.spoilt(parts.within(matrix, -2, -1))
     hermitian = hermitian_input(
         matrix, upper=not options["lower"], symmetrize=options["symmetrize"]
     )
@@ -275,9 +269,8 @@ def eigh_function(
     slope, others = jax.closure_convert(slope, jnp.real(hermitian).reshape(pairs))
 
     def decompose(h: Array) -> tuple[Array, Array]:
-        v, w, _ = eigh_op(
-            h, lower=True, symmetrize=False, vectors=True, cluster_tol=CLUSTER_TOL, where=wanted
-        )
+        options = {"lower": True, "symmetrize": False, "cluster_tol": CLUSTER_TOL}
+        v, w, _ = _decomposition(parts, h, **options, vectors=True, where=wanted)
         # No f is asked for zeros of matrices that are left out, nor for anything beyond a size.
         w = w if wanted is None else mask.kept(w, wanted, 1, 1)
         if parts:
@@ -341,7 +334,7 @@ def _call(
     lower: bool,
     where: ArrayLike | None,
     sizes: ArrayLike | None,
-) -> tuple[Array, Any, dict[str, bool], Array | None, Sizes]:
+) -> tuple[Array, Any, dict[str, Any], Array | None, Sizes]:
     """The matrices, the dtype of the results, the triangle's options, the mask and the sizes."""
     matrices, dtype = _checks.operands(operation, a=a)
     _checks.square(operation, "a", matrices[0])
@@ -352,11 +345,6 @@ def _call(
     (matrix,) = matrices
     wanted = _checks.mask(operation, where, matrix.shape[:-2])
     parts = Sizes(operation, sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
-    if parts:
-        read = matrix if symmetrize else triangle(matrix, upper=not lower)
-        matrix = parts.continued(
-            matrix, _beyond_spectrum(real_diagonal(parts.within(read, -2, -1)))
-        )
     return matrix, dtype, {"lower": lower, "symmetrize": symmetrize}, wanted, parts
 
 
@@ -371,18 +359,23 @@ def _beyond_spectrum(read: Array) -> Array:
     return jnp.minimum(bound * jnp.broadcast_to(steps, sums.shape), limits.max)
 
 
-def _own(parts: Sizes, w: Array, info: Array) -> tuple[Array, Array, Array | None]:
-    """Eigenvalues and info of the matrices themselves, and which of them are lost.
+def _continued(sizes: Sizes, a: Array, params: Params) -> Array:
+    """Matrices, each continued by numbers beyond its eigenvalues."""
+    read = a if params["symmetrize"] else triangle(a, upper=not params["lower"])
+    return sizes.continued(a, _beyond_spectrum(real_diagonal(sizes.within(read, -2, -1))))
 
-    An eigenvalue that is out of range may change places with those that continue its matrix.
+
+def _own(sizes: Sizes, results: Sequence[Array]) -> Sequence[Array]:
+    """The results of the matrices themselves.
+
+    An eigenvalue that is out of range may change places with those that continue its matrix: it
+    is lost, and all of that matrix are NaN.
     """
-    if not parts:
-        return w, info, None
+    *vectors, w, info = results
     lost = jnp.isinf(w).any(-1)
-    own = like(parts.each, info, 0)
-    info = parts.info(jnp.where(lost, own, jnp.minimum(info, own)), 2)
-    w = parts.within(spoilt(w, lost[..., None])[..., None], -2)[..., 0]
-    return w, info, lost
+    own = like(sizes.each, info, 0)
+    info = jnp.where(lost, own, jnp.minimum(info, own))
+    return (*(spoilt(v, lost[..., None, None]) for v in vectors), spoilt(w, lost[..., None]), info)
 
 
 def tolerance(operation: str, given: float) -> float:
@@ -455,3 +448,4 @@ eigh_op = Operation(
         ),
     ),
 )
+_decomposition = sized(eigh_op, continued=_continued, finish=_own)

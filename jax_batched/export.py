@@ -22,5 +22,5 @@ def export_disabled_checks() -> list[jax.export.DisabledSafetyCheck]:
     """
     return [
         jax.export.DisabledSafetyCheck.custom_call(_ffi.target_name(operation))
-        for operation in _ffi.OPERATIONS
+        for operation in _ffi.TARGETS
     ]

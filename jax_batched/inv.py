@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 from jax_batched import _checks
 from jax_batched._core import Operation, Params, Rules, _jax, composed, kernel, lax, mask
 from jax_batched._matrix import matmul, real_dtype
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes
 from jax_batched.lu import lu_op, solve_with_factors
 
@@ -83,12 +84,13 @@ def inv(
     _checks.square("inv", "a", matrix)
     wanted = _checks.mask("inv", where, matrix.shape[:-2])
     parts = Sizes("inv", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
-    inverse, info = inv_op(
-        parts.continued(matrix),
+    inverse, info = _inversion(
+        parts,
+        matrix,
         where=wanted,
         overwrite=_checks.flag("inv", "overwrite_a", overwrite_a),
     )
-    inverse, info = parts.within(inverse.astype(dtype), -2, -1), parts.info(info, 2)
+    inverse, info = inverse.astype(dtype), parts.info(info, 2)
     return (inverse, info) if _checks.flag("inv", "return_info", return_info) else inverse
 
 
@@ -133,8 +135,7 @@ def slogdet(
     _checks.square("slogdet", "a", matrix)
     wanted = _checks.mask("slogdet", where, matrix.shape[:-2])
     parts = Sizes("slogdet", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
-    sign, log = slogdet_op(parts.continued(matrix), where=wanted)
-    sign, log = parts.spoilt(sign, 0), parts.spoilt(log, 0)
+    sign, log = _sign_and_logarithm(parts, matrix, where=wanted)
     return SlogdetResult(sign.astype(dtype), log.astype(real_dtype(dtype)))
 
 
@@ -164,8 +165,8 @@ def det(a: ArrayLike, *, where: ArrayLike | None = None, sizes: ArrayLike | None
     _checks.square("det", "a", matrix)
     wanted = _checks.mask("det", where, matrix.shape[:-2])
     parts = Sizes("det", sizes, matrix.shape[-1], matrix.shape[:-2], where=wanted)
-    (determinant,) = det_op(parts.continued(matrix), where=wanted)
-    return parts.spoilt(determinant, 0).astype(dtype)
+    (determinant,) = _determinant(parts, matrix, where=wanted)
+    return determinant.astype(dtype)
 
 
 def _identity(a: Array) -> Array:
@@ -321,3 +322,4 @@ slogdet_op = Operation(
         result_dtypes=lambda params, data: (data, real_dtype(data)),
     ),
 )
+_inversion, _determinant, _sign_and_logarithm = sized(inv_op), sized(det_op), sized(slogdet_op)

@@ -32,6 +32,7 @@ from jax_batched._matrix import (
     take_rows,
     triangle,
 )
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes
 from jax_batched.triangular_solve import triangular_solve_op
 
@@ -129,8 +130,7 @@ def lu(
         known = _checks.python_value(tiny)
         if not isinstance(known, int | float) or known != 0:
             raise ValueError("lu: tiny goes with pivot=False")
-        factors, pivots, permutation, info = lu_op(parts.continued(matrix), where=wanted)
-        factors, pivots, permutation = parts.with_own_pivots(factors, pivots, permutation)
+        factors, pivots, permutation, info = _factorization(parts, matrix, where=wanted)
     else:
         factors, pivots, permutation, info = _in_place(matrix, tiny, parts, wanted)
     info = parts.info(info, 2)
@@ -202,8 +202,7 @@ def lu_factor(
     overwrite = _checks.flag("lu_factor", "overwrite_a", overwrite_a)
     wanted = _checks.mask("lu_factor", where, matrix.shape[:-2])
     parts = _parts("lu_factor", sizes, matrix, wanted)
-    results = lu_op(parts.continued(matrix), where=wanted, overwrite=overwrite)
-    factors, pivots, _ = parts.with_own_pivots(*results[:3])
+    factors, pivots, *_ = _factorization(parts, matrix, where=wanted, overwrite=overwrite)
     return factors.astype(dtype), pivots
 
 
@@ -402,6 +401,12 @@ lu_op = Operation(
         jvp=_jvp,
         result_dtypes=(None, jnp.int32, jnp.int32, jnp.int32),
     ),
+)
+
+_factorization = sized(
+    lu_op,
+    "(n,n)->(n,n),(n),(n),()",
+    finish=lambda sizes, results: (*sizes.with_own_pivots(*results[:3]), results[3]),
 )
 
 # The panels of a larger matrix: the same, by kernels where `lu` of so many rows is JAX's own,

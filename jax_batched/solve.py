@@ -11,6 +11,7 @@ from jax_batched import _checks, blocked
 from jax_batched._core import Operation, Params, Rules, composed, kernel, lax
 from jax_batched._core.rules import hermitian_transpose, minus
 from jax_batched._matrix import hermitian_from_triangle, matmul, symmetric_from_triangle
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes
 from jax_batched.cho_solve import cho_solve_op
 from jax_batched.cholesky import cholesky_op
@@ -139,21 +140,20 @@ def solve(
     batch = _checks.batch_of(matrix, columns)
     wanted = _checks.mask("solve", where, batch)
     parts = Sizes("solve", sizes, matrix.shape[-1], batch, where=wanted)
-    matrix, columns = parts.continued(matrix), parts.within(columns, -2)
     accuracy = accuracy if sizes is None else "ieee"  # as in cholesky()
     which: dict[str, Any] = {
         "where": wanted,
         "overwrite": _checks.flag("solve", "overwrite_b", overwrite_b),
     }
     if assume_a == "pos":
-        x, info = solve_pos_op(matrix, columns, lower=lower, accuracy=accuracy, **which)
+        x, info = _solution(parts, matrix, columns, lower=lower, accuracy=accuracy, **which)
     else:
         if assume_a == "her":
-            matrix = hermitian_from_triangle(matrix, upper=not lower)
+            matrix = hermitian_from_triangle(parts.continued(matrix), upper=not lower)
         elif assume_a == "sym":
-            matrix = symmetric_from_triangle(matrix, upper=not lower)
-        x, info = solve_gen_op(matrix, columns, **which)
-    x, info = parts.within(x, -2), parts.info(info, 3)
+            matrix = symmetric_from_triangle(parts.continued(matrix), upper=not lower)
+        x, info = _general_solution(parts, matrix, columns, **which)
+    info = parts.info(info, 3)
     x = _checks.drop_column(x, rhs).astype(dtype)
     return (x, info) if _checks.flag("solve", "return_info", return_info) else x
 
@@ -247,3 +247,4 @@ solve_gen_op: Operation = Operation(
         result_dtypes=(None, jnp.int32),
     ),
 )
+_solution, _general_solution = sized(solve_pos_op), sized(solve_gen_op)

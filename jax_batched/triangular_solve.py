@@ -11,6 +11,7 @@ from jax_batched import _checks, _lapack, blocked
 from jax_batched._core import Operation, Params, Rules, kernel, lax
 from jax_batched._core.rules import minus
 from jax_batched._matrix import matmul, triangle
+from jax_batched._sized import sized
 from jax_batched._sizes import Sizes
 
 Array = jax.Array
@@ -69,10 +70,10 @@ def triangular_solve(
     batch = _checks.batch_of(matrix, columns)
     wanted = _checks.mask("triangular_solve", where, batch)
     parts = Sizes("triangular_solve", sizes, matrix.shape[-1], batch, where=wanted)
-    axis = -2 if left_side else -1
-    (x,) = triangular_solve_op(
-        parts.continued(matrix),
-        parts.spoilt(parts.within(columns, axis)),
+    (x,) = substitution(
+        parts,
+        matrix,
+        columns,
         left_side=left_side,
         lower=_checks.flag("triangular_solve", "lower", lower),
         transpose_a=_checks.flag("triangular_solve", "transpose_a", transpose_a),
@@ -81,7 +82,6 @@ def triangular_solve(
         where=wanted,
         overwrite=_checks.flag("triangular_solve", "overwrite_b", overwrite_b),
     )
-    x = parts.within(x, axis)
     return _checks.drop_column(x, rhs, left_side=left_side).astype(dtype)
 
 
@@ -129,9 +129,10 @@ def solve_triangular(
     batch = _checks.batch_of(matrix, columns)
     wanted = _checks.mask("solve_triangular", where, batch)
     parts = Sizes("solve_triangular", sizes, matrix.shape[-1], batch, where=wanted)
-    (x,) = triangular_solve_op(
-        parts.continued(matrix),
-        parts.spoilt(parts.within(columns, -2)),
+    (x,) = substitution(
+        parts,
+        matrix,
+        columns,
         left_side=True,
         lower=_checks.flag("solve_triangular", "lower", lower),
         transpose_a=trans not in (0, "N"),
@@ -140,7 +141,7 @@ def solve_triangular(
         where=wanted,
         overwrite=_checks.flag("solve_triangular", "overwrite_b", overwrite_b),
     )
-    return _checks.drop_column(parts.within(x, -2), rhs).astype(dtype)
+    return _checks.drop_column(x, rhs).astype(dtype)
 
 
 def _signature(params: Params) -> str:
@@ -193,3 +194,4 @@ triangular_solve_op: Operation = Operation(
         transpose=_transpose,
     ),
 )
+substitution = sized(triangular_solve_op)

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from test_qr import check_derivatives
 
 import jax_batched as jb
+from jax_batched._ffi import force_kernel
 from jax_batched._matrices import MAX_RATIO, general, normal, spd, wide
 
 ROWS = [op for op in (*ops.REDUCED, *ops.COMPOSITE) if op.takes_sizes]
@@ -158,19 +159,26 @@ def test_eigenvalues(dtype, scale):
             assert np.count_nonzero(x) == np.count_nonzero(y)
 
 
-def test_eigenvalues_at_the_ends_of_the_range():
-    """Of subnormal matrices the digits are kept; one with an eigenvalue out of range is NaN."""
-    for dtype in ("float32", "float64"):
-        limits = np.finfo(dtype)
-        a = np.array([[2, 1], [1, 2]], dtype)
-        w = jb.eigvalsh(a * 1000 * limits.smallest_subnormal, symmetrize_input=False, sizes=2)
+@pytest.mark.parametrize("path", ("", "composed"))
+@pytest.mark.parametrize("dtype", ("float32", "float64"))
+def test_eigenvalues_at_the_ends_of_the_range(dtype, path):
+    """Of subnormal matrices the digits are kept; one with an eigenvalue out of range is as without
+    sizes, or NaN where that eigenvalue may be lost."""
+    limits = np.finfo(dtype)
+    a = np.array([[2, 1], [1, 2]], dtype) * 1000 * limits.smallest_subnormal
+    with force_kernel(path):
+        w = jb.eigvalsh(a, symmetrize_input=False, sizes=2)
         np.testing.assert_array_equal(np.asarray(w) / limits.smallest_subnormal, [1000, 3000])
         large = np.zeros((4, 4), dtype)
         large[:2, :2] = 0.6 * limits.max
         w, v, info = jb.eigh(np.stack([large, np.eye(4, dtype=dtype)]), sizes=2, return_info=True)
-        assert info.tolist() == [2, 0]
-        assert np.isnan(w[0, :2]).all() and np.isnan(v[0, :2, :2]).all()
-        assert w[1].tolist() == [1, 1, 0, 0]
+    assert w[1].tolist() == [1, 1, 0, 0] and info[1] == 0
+    if info[0]:
+        assert info[0] == 2 and np.isnan(w[0, :2]).all() and np.isnan(v[0, :2, :2]).all()
+    else:
+        expected = jb.eigh(large[:2, :2])
+        np.testing.assert_array_equal(w[0, :2], expected[0])
+        np.testing.assert_array_equal(v[0, :2, :2], expected[1])
 
 
 def test_derivatives_of_eigenvectors_by_jaxs_rule():
@@ -517,3 +525,61 @@ def test_wide_integers_do_not_wrap_around():
     assert (info == np.array([-2, -2, 0])).all()
     _, info = jb.inv(a, sizes=np.array([2**32 - 1, 2, 1], np.uint32), return_info=True)
     assert (info == np.array([-2, 0, 0])).all()
+
+
+SQUARE = {
+    "cholesky": lambda a, b, **options: jb.cholesky(a, return_info=True, **options),
+    "triangular_solve": lambda a, b, **options: jb.triangular_solve(
+        a, b, left_side=True, lower=True, **options
+    ),
+    "right": lambda a, b, **options: jb.triangular_solve(
+        a, b.mT, left_side=False, transpose_a=True, **options
+    ),
+    "cho_solve": lambda a, b, **options: jb.cho_solve((a, True), b, **options),
+    "solve_pos": lambda a, b, **options: jb.solve(
+        a, b, assume_a="pos", return_info=True, **options
+    ),
+    "solve_gen": lambda a, b, **options: jb.solve(a, b, return_info=True, **options),
+    "lu": lambda a, b, **options: jb.lu(a, return_info=True, **options),
+    "inv": lambda a, b, **options: jb.inv(a, return_info=True, **options),
+    "det": lambda a, b, **options: jb.det(a, **options),
+    "slogdet": lambda a, b, **options: jb.slogdet(a, **options),
+    "eigh": lambda a, b, **options: jb.eigh(a, return_info=True, **options),
+    "eigvalsh": lambda a, b, **options: jb.eigvalsh(a, return_info=True, **options),
+}
+
+
+@pytest.mark.skipif(not test_lu.ON_CPU, reason="kernels of the CPU")
+@pytest.mark.parametrize("dtype", ("float32", "complex128"))
+@pytest.mark.parametrize("nrhs", (1, 3))
+@pytest.mark.parametrize("n", (1, 2, 7, 19, 64))
+@pytest.mark.parametrize("operation", SQUARE)
+def test_bits_are_those_of_calls_without_sizes(operation, n, nrhs, dtype):
+    """Of every size, in any order, beside masked and wrong ones; also where a matrix is shared."""
+    if operation in ("lu", "inv", "det", "slogdet", "eigh", "eigvalsh") and nrhs > 1:
+        pytest.skip("no right-hand sides")
+    rng = np.random.default_rng(n)
+    count = 3 * n + 70
+    sizes = rng.integers(0, n + 1, count).astype(np.int32)
+    sizes[::17] = np.resize(WRONG[:1], len(sizes[::17]))
+    where = rng.random(count) < 0.8
+    a, b = spd(rng, dtype, (count, n, n)), normal(rng, dtype, (count, n, nrhs))
+    f = SQUARE[operation]
+    results = [np.asarray(x) for x in jax.tree.leaves(jax.jit(f)(a, b, sizes=sizes, where=where))]
+    wrong = where & (sizes < 0)
+    for size in np.unique(sizes[where & (sizes > 0)]):
+        chosen = where & (sizes == size)
+        own = jax.tree.leaves(jax.jit(f)(a[chosen, :size, :size], b[chosen, :size]))
+        for x, y in zip(results, own, strict=True):
+            expected = np.zeros((y.shape[0], *x.shape[1:]), x.dtype)
+            if x.dtype == np.int32 and x.ndim == 2:
+                expected[:] = np.arange(n)
+            expected[tuple(map(slice, y.shape))] = y
+            assert ops.same_bits(x[chosen], expected)
+    for x in results:
+        if x.dtype == np.int32:
+            assert (x[~where] == (-1 if x.ndim == 1 else 0)).all()
+            assert x.ndim > 1 or (x[wrong] < 0).all()
+        else:
+            assert not x[~where].any()
+            assert np.isnan(x[wrong]).reshape(wrong.sum(), -1).any(-1).all()

@@ -115,6 +115,12 @@ class CallReader {
     check_dtype(name, array, real_dtype());
     return view(name, array);
   }
+  // An integer of each matrix.
+  MatrixView<Mapped> integer(const char* name) {
+    const Array array = next_operand(name, 0);
+    check_dtype(name, array, ffi::DataType::S32);
+    return view(name, array);
+  }
   // `size` integers of each matrix.
   MatrixView<Mapped> integer_vector(const char* name, int64_t size) {
     const Array array = next_operand(name, 1);

@@ -10,6 +10,7 @@
 #include "ffi/problems/lu.h"
 #include "ffi/problems/qr.h"
 #include "ffi/problems/residual.h"
+#include "ffi/problems/sized.h"
 #include "ffi/problems/solve_pos.h"
 #include "ffi/problems/substitution.h"
 #include "ffi/problems/svd.h"
@@ -24,6 +25,13 @@ using Operations =
          CholeskyPullbackProblem, ResidualProblem, LuProblem, SolveGenProblem, InvProblem,
          DetProblem, SlogdetProblem, QrProblem, HouseholderProductProblem, QrMultiplyProblem,
          GemmProblem, LuSubstitutionProblem, EighProblem, SvdProblem>;
+
+// Those with calls whose matrices differ in size, and these calls; on the CPU only.
+template <class... P>
+using SizedList = List<Sized<P>...>;
+using SizedOperations =
+    SizedList<CholeskyProblem, TriangularSolveProblem, ChoSolveProblem, SolvePosProblem, LuProblem,
+              SolveGenProblem, InvProblem, DetProblem, SlogdetProblem, EighProblem>;
 
 // Those of a list that have kernels on the CPU.
 template <class... Lists>

@@ -26,6 +26,13 @@ struct Problem {
   int64_t batch;
 };
 
+// An operation that takes matrices of different sizes in one call (Sized, ffi/problems/sized.h) has
+//   void resize(int n);          becomes a call with matrices of that size
+//   void for_each_array(F&& f);  its arrays, operands before results, and what one matrix has
+//   there:
+//                                f.matrix(a, n), f.operand(b, rows, columns), f.result(x, rows,
+//                                columns), f.real_result(w, count), f.integers(pivots, count)
+
 // Of operations whose CUDA kernels skip matrices that are computed together if none of these is
 // asked for. Others compute all: with one more argument their kernels spill registers.
 struct MaskedProblem : Problem {

@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "ffi/common/call_reader.h"
@@ -10,6 +11,7 @@
 #include "ffi/cpu/engine/kernels.h"
 #include "ffi/cpu/engine/mask.h"
 #include "ffi/cpu/engine/memory.h"
+#include "ffi/cpu/engine/sized.h"
 #include "ffi/cuda/runtime/export.h"
 
 namespace nb = nanobind;
@@ -29,6 +31,37 @@ ffi::Future failed(ffi::Error error) {
   ffi::Future future(promise);
   promise.SetError(std::move(error));
   return future;
+}
+
+template <class P>
+ffi::Future compute(ffi::ThreadPool pool, const CallReader& call, const Kernels& table,
+                    const P& problem) {
+  const Kernel<P> kernel = table.of<P>();
+  const auto range = [=](int64_t begin, int64_t end, void* scratch) {
+    kernel.run(problem, begin, end, scratch);
+  };
+  const auto over_batch = [&](auto body) {
+    return for_each_matrix(pool, problem.batch, problem.work().nanoseconds(problem.dtype),
+                           lanes(table, problem.dtype), kernel.scratch_bytes(problem), body);
+  };
+  if (call.where().data == nullptr) return over_batch(range);
+  const int64_t gap = kGapWork / problem.work().nanoseconds(problem.dtype);
+  return over_batch([range, gap, wanted = Wanted{call.where()}, group = kernel.group(problem),
+                     results = call.results()](int64_t begin, int64_t end, void* scratch) {
+    for_each_wanted(wanted, group, gap, begin, end,
+                    [&](int64_t first, int64_t last) { range(first, last, scratch); });
+    clear_unwanted(wanted, results, begin, end);
+  });
+}
+
+template <class P>
+ffi::Future compute(ffi::ThreadPool pool, const CallReader& call, const Kernels& table,
+                    const Sized<P>& problem) {
+  const auto batch = std::make_shared<const SizedBatch<P>>(
+      problem, table.of<P>(), call.where(), call.results(), lanes(table, problem.dtype));
+  const bool here = batch->work() <= kInlineWork || pool.num_threads() <= 1;
+  return for_each_task(pool, batch->tasks(), here, batch->scratch_bytes(),
+                       [batch](int64_t task, void* scratch) { batch->run(task, scratch); });
 }
 
 template <class P>
@@ -53,23 +86,7 @@ ffi::Future run(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRet
       prefer_huge_pages((*result)->untyped_data(), (*result)->size_bytes());
     }
   }
-  const Kernels& table = named == kReferenceKernel ? reference_kernels() : kernels();
-  const Kernel<P> kernel = table.of<P>();
-  const auto range = [=](int64_t begin, int64_t end, void* scratch) {
-    kernel.run(problem, begin, end, scratch);
-  };
-  const auto over_batch = [&](auto body) {
-    return for_each_matrix(pool, problem.batch, problem.work().nanoseconds(problem.dtype),
-                           lanes(table, problem.dtype), kernel.scratch_bytes(problem), body);
-  };
-  if (call.where().data == nullptr) return over_batch(range);
-  const int64_t gap = kGapWork / problem.work().nanoseconds(problem.dtype);
-  return over_batch([range, gap, wanted = Wanted{call.where()}, group = kernel.group(problem),
-                     results = call.results()](int64_t begin, int64_t end, void* scratch) {
-    for_each_wanted(wanted, group, gap, begin, end,
-                    [&](int64_t first, int64_t last) { range(first, last, scratch); });
-    clear_unwanted(wanted, results, begin, end);
-  });
+  return compute(pool, call, named == kReferenceKernel ? reference_kernels() : kernels(), problem);
 }
 
 template <class P>
@@ -94,6 +111,13 @@ int64_t max_n(DType dtype) {
   }
 }
 
+// Calls f(std::type_identity<P>) for each operation, and for each whose matrices differ in size.
+template <class F>
+void for_each_call(F&& f) {
+  for_each_operation(f);
+  for_each_operation(f, SizedOperations{});
+}
+
 nb::capsule capsule(XLA_FFI_Handler* f) { return nb::capsule(reinterpret_cast<void*>(f)); }
 
 }  // namespace
@@ -106,7 +130,7 @@ NB_MODULE(_cpu, m) {
   }
   m.def("handlers", [] {
     nb::dict d;
-    for_each_operation([&](auto operation) {
+    for_each_call([&](auto operation) {
       using P = typename decltype(operation)::type;
       if constexpr (P::kOnCpu) d[nb::str(P::kName.data(), P::kName.size())] = capsule(handler<P>);
     });
@@ -115,7 +139,7 @@ NB_MODULE(_cpu, m) {
   // Of each operation: (name, largest n, the dtypes that it takes). Beyond that n it is `lax`.
   m.def("operations", [] {
     nb::list rows;
-    for_each_operation([&](auto operation) {
+    for_each_call([&](auto operation) {
       using P = typename decltype(operation)::type;
       nb::list dtypes;
       for (const auto& [dtype, name] : kDTypeNames) {
@@ -125,11 +149,12 @@ NB_MODULE(_cpu, m) {
     });
     return rows;
   });
+  m.attr("SIZED_SUFFIX") = nb::str(kSizedSuffix.data(), kSizedSuffix.size());
   // The sizes that one kernel serves, rather than others after one another: (platform, operation,
   // dtype, largest n, largest number of right-hand sides or None).
   m.def("limits", [] {
     nb::list rows;
-    for_each_operation([&](auto operation) {
+    for_each_call([&](auto operation) {
       using P = typename decltype(operation)::type;
       const auto append = [&](const char* platform, const cuda::Limit& limit) {
         rows.append(nb::make_tuple(platform, P::kName, name_of(limit.dtype),

@@ -30,6 +30,13 @@ struct CholeskyProblem : Problem {
     return p;
   }
   Work work() const { return {factor_operations(n), int64_t{n} * n}; }
+  void resize(int size) { n = size; }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.result(l, n, n);
+    f.integers(info, 1);
+  }
 };
 
 // The cotangent of A, given that of its Cholesky factor C (A = C C^H, or with `upper` C^H C), of

@@ -44,6 +44,15 @@ struct EighProblem : MaskedProblem {
     return {vectors ? 6 * cubes + 60 * int64_t{n} * n : cubes + 60 * int64_t{n} * n,
             (vectors ? 2 : 1) * int64_t{n} * n};
   }
+  void resize(int size) { n = size; }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    if (vectors) f.result(v, n, n);
+    f.real_result(w, n);
+    f.integers(info, 1);
+    if (!vectors) f.real_result(workspace, n);
+  }
 };
 
 }  // namespace jax_batched

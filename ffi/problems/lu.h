@@ -24,6 +24,7 @@ struct GeneralProblem : MaskedProblem {
   int n;
 
   Work work() const { return work(lu_operations(n, n), int64_t{n} * n); }
+  void resize(int size) { n = size; }
 
  protected:
   // The smallest real matrices are unrolled.
@@ -54,6 +55,15 @@ struct LuProblem : GeneralProblem {
     return p;
   }
   Work work() const { return GeneralProblem::work(lu_operations(m, n), int64_t{m} * n); }
+  void resize(int size) { m = n = size; }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.result(lu, n, n);
+    f.integers(pivots, n);
+    f.integers(permutation, n);
+    f.integers(info, 1);
+  }
 };
 
 // A X = B; the factors are never written. X of a matrix that failed is NaN.
@@ -77,6 +87,13 @@ struct SolveGenProblem : GeneralProblem {
   Work work() const {
     return GeneralProblem::work(lu_operations(n, n) + 2 * int64_t{n} * n * nrhs,
                                 (n + 2 * nrhs) * n);
+  }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.operand(b, n, nrhs);
+    f.result(x, n, nrhs);
+    f.integers(info, 1);
   }
 };
 
@@ -125,6 +142,12 @@ struct InvProblem : GeneralProblem {
   Work work() const {
     return GeneralProblem::work(lu_operations(n, n) + 2 * int64_t{n} * n * n, 2 * int64_t{n} * n);
   }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.result(x, n, n);
+    f.integers(info, 1);
+  }
 };
 
 struct DetProblem : GeneralProblem {
@@ -138,6 +161,11 @@ struct DetProblem : GeneralProblem {
     p.det = call.scalar("det");
     p.a = call.square("a", p.n);
     return p;
+  }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.result(det, 1, 1);
   }
 };
 
@@ -155,6 +183,12 @@ struct SlogdetProblem : GeneralProblem {
     p.logabsdet = call.real_scalar_result("logabsdet");
     p.a = call.square("a", p.n);
     return p;
+  }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.result(sign, 1, 1);
+    f.real_result(logabsdet, 1);
   }
 };
 

@@ -34,6 +34,14 @@ struct SolvePosProblem : Problem {
   Work work() const {
     return {factor_operations(n) + 2 * int64_t{n} * n * (2 * nrhs), (n + 2 * nrhs) * n};
   }
+  void resize(int size) { n = size; }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.operand(b, n, nrhs);
+    f.result(x, n, nrhs);
+    f.integers(info, 1);
+  }
 };
 
 }  // namespace jax_batched

@@ -50,7 +50,9 @@ struct SubstitutionProblem : Problem {
   int64_t nrhs;
   int n;
   bool unit_diagonal;
-  bool lower;  // which triangle of A is read
+  bool lower;       // which triangle of A is read
+  bool left_side;   // else X op(A) = B
+  bool transposed;  // op is the transpose, or the adjoint
   LowerSystem first;
   LowerSystem second;  // of two sweeps
 };
@@ -63,17 +65,33 @@ struct TriangularSolveProblem : SubstitutionProblem {
   template <class Call>
   static TriangularSolveProblem read(Call& call) {
     TriangularSolveProblem p{};
-    const bool left_side = call.flag("left_side");
-    p.x = left_side ? call.result("x", p.n, p.nrhs) : call.result("x", p.nrhs, p.n);
+    p.left_side = call.flag("left_side");
+    p.x = p.left_side ? call.result("x", p.n, p.nrhs) : call.result("x", p.nrhs, p.n);
     p.a = call.square("a", p.n);
-    p.b = left_side ? call.matrix("b", p.n, p.nrhs) : call.matrix("b", p.nrhs, p.n);
+    p.b = p.left_side ? call.matrix("b", p.n, p.nrhs) : call.matrix("b", p.nrhs, p.n);
     p.unit_diagonal = call.flag("unit_diagonal");
     p.lower = call.flag("lower");
-    p.first = lower_system(p.n, p.nrhs, left_side, p.lower, call.flag("transpose_a"),
-                           call.flag("conjugate_a"));
+    p.transposed = call.flag("transpose_a");
+    p.first.conjugate = call.flag("conjugate_a");
+    p.resize(p.n);
     return p;
   }
   Work work() const { return {2 * int64_t{n} * n * nrhs, (n + nrhs) * n}; }
+  void resize(int size) {
+    n = size;
+    first = lower_system(n, nrhs, left_side, lower, transposed, first.conjugate);
+  }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    if (left_side) {
+      f.operand(b, n, nrhs);
+      f.result(x, n, nrhs);
+    } else {
+      f.operand(b, nrhs, n);
+      f.result(x, nrhs, n);
+    }
+  }
 };
 
 // A X = B given the factor C of A = C C^H (lower) or C^H C: with M = C or C^H, lower triangular in
@@ -89,12 +107,23 @@ struct ChoSolveProblem : SubstitutionProblem {
     p.a = call.square("c", p.n);
     p.b = call.matrix("b", p.n, p.nrhs);
     p.lower = call.flag("lower");
-    const bool adjoint = !p.lower;
-    p.first = lower_system(p.n, p.nrhs, /*left_side=*/true, p.lower, adjoint, adjoint);
-    p.second = lower_system(p.n, p.nrhs, /*left_side=*/true, p.lower, !adjoint, !adjoint);
+    p.left_side = true;
+    p.resize(p.n);
     return p;
   }
   Work work() const { return {2 * int64_t{n} * n * (2 * nrhs), (n + 2 * nrhs) * n}; }
+  void resize(int size) {
+    n = size;
+    const bool adjoint = !lower;
+    first = lower_system(n, nrhs, left_side, lower, adjoint, adjoint);
+    second = lower_system(n, nrhs, left_side, lower, !adjoint, !adjoint);
+  }
+  template <class F>
+  void for_each_array(F&& f) {
+    f.matrix(a, n);
+    f.operand(b, n, nrhs);
+    f.result(x, n, nrhs);
+  }
 };
 
 }  // namespace jax_batched

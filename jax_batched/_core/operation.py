@@ -170,6 +170,7 @@ class Rules:
       stored: float16 and bfloat16 are accepted as storage: what no kernel takes as it is is
         computed in float32 and rounded once.
       columns: whether a core dimension that only one operand has is made of independent columns.
+      overwritten: place of the operand whose memory the first result may take, from the end.
       hidden: given the parameters, how many of the last results are workspace that callers do not
         see. A path other than a kernel may leave them out.
     """
@@ -187,6 +188,7 @@ class Rules:
     result_dtypes: tuple[Any, ...] | Callable[[Params, Any], tuple[Any, ...]] = (None,)
     stored: bool = False
     columns: bool = True
+    overwritten: int = -1
     hidden: Callable[[Params], int] = lambda params: 0
 
     def lax(self, *operands: Array, **params: Any) -> Sequence[Array]:
@@ -233,8 +235,8 @@ class Operation:
         """Binds the primitive to operands whose batch dimensions broadcast as NumPy's do.
 
         With `where` only entries of the batch where it is True are computed. With `overwrite` the
-        first result takes the memory of the last operand if it has its shape; where that is still
-        needed, XLA makes a copy. A kernel reads what it overwrites first.
+        first result takes the memory of an operand, most often the last, if it has its shape;
+        where that is still needed, XLA makes a copy. A kernel reads what it overwrites first.
         """
         outer = mask.current() if where is None else None
         choices = {"kernel": _ffi.forced_kernel(), "overwrite": overwrite}
@@ -512,13 +514,13 @@ class Operation:
             for x, core in zip(results, signature.results, strict=False)
         ]
 
-    @staticmethod
-    def _aliases(ctx: Any, params: Params) -> dict[int, int]:
+    def _aliases(self, ctx: Any, params: Params) -> dict[int, int]:
         """The operand that the first result takes the memory of, if any."""
         data, _ = _split(ctx.avals_in, params)
-        operand, result = data[-1], ctx.avals_out[0]
+        place = len(data) + self.rules.overwritten
+        operand, result = data[place], ctx.avals_out[0]
         fits = operand.shape == result.shape and operand.dtype == result.dtype
-        return {len(data) - 1: 0} if params["overwrite"] and fits else {}
+        return {place: 0} if params["overwrite"] and fits else {}
 
     def _lower_partitioned(self, ctx: Any, *operands: Any, **params: Any) -> Any:
         """The call as one that the partitioner splits along batch dimensions and columns."""

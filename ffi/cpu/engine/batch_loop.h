@@ -67,44 +67,54 @@ inline int64_t matrices_per_task(int64_t batch, int64_t work_per_matrix, int64_t
   return std::max(wanted, (batch + threads - 1) / threads);
 }
 
-// Runs body(begin, end, scratch) over 0 <= i < batch in tasks of neighbouring matrices. This thread
+// Runs body(task, scratch) for 0 <= task < tasks, all of them on this thread if `here`. This thread
 // takes its share of the tasks, as the pool's others may be slow to wake. None waits for another,
-// so no pool thread is ever blocked. Each matrix is computed by the same operations in the same
-// order whatever task it is in, so results do not depend on the split.
+// so no pool thread is ever blocked.
 template <class Pool, class Body>
-ffi::Future for_each_matrix(Pool pool, int64_t batch, int64_t work_per_matrix, int64_t lanes,
-                            size_t scratch_bytes, Body body) {
-  const auto run = [body, scratch_bytes](int64_t begin, int64_t end) {
+ffi::Future for_each_task(Pool pool, int64_t tasks, bool here, size_t scratch_bytes, Body body) {
+  const auto run = [body, scratch_bytes](int64_t task) {
     const KeepSubnormals keep_subnormals;
     Scratch& scratch = Scratch::of_this_thread();
-    body(begin, end, scratch.reserve(scratch_bytes));
+    body(task, scratch.reserve(scratch_bytes));
     scratch.trim();
   };
-  const int64_t threads = pool.num_threads();
-  if (batch <= std::max<int64_t>(1, kInlineWork / work_per_matrix) || threads <= 1) {
+  if (here) {
     ffi::Promise promise;
     ffi::Future future(promise);
-    if (batch > 0) run(0, batch);
+    for (int64_t task = 0; task < tasks; ++task) run(task);
     promise.SetAvailable();
     return future;
   }
-  const int64_t per_task = matrices_per_task(batch, work_per_matrix, lanes, threads);
-  const int64_t tasks = (batch + per_task - 1) / per_task;
   ffi::CountDownPromise promise(tasks);
   ffi::Future future(promise);
   const auto next = std::make_shared<std::atomic<int64_t>>(0);
   auto take_tasks = [=]() mutable {
     for (int64_t task; (task = next->fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      run(task * per_task, std::min(batch, (task + 1) * per_task));
+      run(task);
       promise.CountDown(1);
     }
   };
-  for (int64_t other = 1; other < std::min(tasks, threads); ++other) {
+  for (int64_t other = 1; other < std::min<int64_t>(tasks, pool.num_threads()); ++other) {
     auto same_tasks = take_tasks;
     pool.Schedule(std::move(same_tasks));
   }
   take_tasks();
   return future;
+}
+
+// Runs body(begin, end, scratch) over 0 <= i < batch in tasks of neighbouring matrices. Each matrix
+// is computed by the same operations in the same order whatever task it is in, so results do not
+// depend on the split.
+template <class Pool, class Body>
+ffi::Future for_each_matrix(Pool pool, int64_t batch, int64_t work_per_matrix, int64_t lanes,
+                            size_t scratch_bytes, Body body) {
+  const int64_t threads = pool.num_threads();
+  const bool here = batch <= std::max<int64_t>(1, kInlineWork / work_per_matrix) || threads <= 1;
+  const int64_t per_task = here ? batch : matrices_per_task(batch, work_per_matrix, lanes, threads);
+  const int64_t tasks = batch == 0 ? 0 : (batch + per_task - 1) / per_task;
+  return for_each_task(pool, tasks, here, scratch_bytes, [=](int64_t task, void* scratch) {
+    body(task * per_task, std::min(batch, (task + 1) * per_task), scratch);
+  });
 }
 
 }  // namespace jax_batched::cpu
