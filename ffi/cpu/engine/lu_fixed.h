@@ -9,9 +9,11 @@ namespace jax_batched::cpu::JAX_BATCHED_ISA {
 
 // Larger ones gain less, and take long to compile; an inverse has n columns beside the matrix.
 template <class T, class P>
-inline constexpr int kMaxFixedLu = kMaxFixedSize<T> == 0           ? 0
-                                   : std::is_same_v<P, InvProblem> ? 4
-                                                                   : 6;
+inline constexpr int kMaxFixedLu = [] {
+  if (kMaxFixedSize<T> == 0) return 0;
+  if (std::is_same_v<P, InvProblem>) return 4;
+  return std::is_same_v<P, LuProblem> || std::is_same_v<P, SolveGenProblem> ? 8 : 6;
+}();
 
 // [A | B] with kColumns columns of B: A becomes L and U, B becomes Y with L Y = P B.
 template <int n, int kColumns, class R>

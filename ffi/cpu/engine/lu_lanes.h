@@ -55,7 +55,8 @@ struct LuGroup {
   }
 
   // Entry (row[l], j) of A in lane l.
-  JAX_BATCHED_INLINE Lanes<T> gather(const Indices& row, int64_t j) const {
+  template <class Rows>
+  JAX_BATCHED_INLINE Lanes<T> gather(const Rows& row, int64_t j) const {
     constexpr int64_t size = kParts<T> * kLanes<T>;  // numbers of an entry
     const R* first = reinterpret_cast<const R*>(a + j);
     const auto part = [&](int64_t of) JAX_BATCHED_INLINED {
@@ -138,43 +139,73 @@ JAX_BATCHED_INLINE void update_rows(const LuGroup<T>& g, int64_t i, int64_t j) {
   });
 }
 
-// Exchanges the rows at two places, of each lane its own second one.
+// The rows of A that are pivots of one step, a number for each lane.
 template <class T>
-void exchange(const LuGroup<T>& g, int64_t step, const typename LuGroup<T>::Indices& place) {
+struct PivotRows {
+  int64_t of_lane[kLanes<T>];
+
+  int64_t operator[](int l) const { return of_lane[l]; }
+};
+
+// Exchanges the rows at two places, of each lane its own second one, in row_at.
+template <class T>
+JAX_BATCHED_INLINE PivotRows<T> exchange(const LuGroup<T>& g, int64_t step,
+                                         const typename LuGroup<T>::Indices& place) {
+  PivotRows<T> rows;
   g.pivots[step] = place;
   for (int l = 0; l < kLanes<T>; ++l) {
     const int64_t other = place[l];
-    const auto pivot = g.row_at[other][l], former = g.row_at[step][l];
-    g.row_at[step][l] = pivot;
-    g.row_at[other][l] = former;
-    g.place[former][l] = other;
-    g.place[pivot][l] = step;
+    rows.of_lane[l] = g.row_at[other][l];
+    g.row_at[other][l] = g.row_at[step][l];
+    g.row_at[step][l] = rows.of_lane[l];
   }
+  return rows;
 }
 
-// Finds the pivot of column `step`, eliminates with it in the columns up to `end`, and returns
-// info.
-template <class T>
-JAX_BATCHED_CALLED Simd<Real<T>> eliminate(const LuGroup<T>& g, int64_t step, int64_t end,
+// Finds the pivots of columns j, ..., j + count - 1, eliminates with each in those after it up to
+// column j + kCols - 1, and returns info. One pass over the rows eliminates with a pivot, carries
+// the exchange out in `place` and looks for the next pivot.
+template <int kCols, class T>
+JAX_BATCHED_CALLED Simd<Real<T>> eliminate(const LuGroup<T>& g, int64_t j, int64_t count,
                                            Simd<Real<T>> info) {
   using R = Real<T>;
   using P = Lanes<T>;
   using Indices = typename LuGroup<T>::Indices;
-  const Indices steps = Indices{} + static_cast<typename VectorOf<R>::Bits>(step);
-  Largest<R> largest(step);
-  for (int64_t i = 0; i < g.m; ++i) largest.take(magnitude(g.a[i * g.n + step]), g.place[i], steps);
-  exchange(g, step, largest.place);
-  const Indices row = g.row_at[step];
-  P* f = g.f + step * g.pitch;
-  for (int64_t j = 0; j < end; ++j) f[j] = g.gather(row, j);
-  const P pivot = f[step];
+  const auto all = [](int64_t i) JAX_BATCHED_INLINED {
+    return Indices{} + static_cast<typename VectorOf<R>::Bits>(i);
+  };
+  Largest<R> largest(j);
   for (int64_t i = 0; i < g.m; ++i) {
-    P* a = g.a + i * g.n;
-    const P l = multiplier(a[step], pivot);
-    a[step] = l;
-    for (int64_t j = step + 1; j < end; ++j) a[j] = sub_mul(a[j], l, f[j]);
+    largest.take(magnitude(g.a[i * g.n + j]), g.place[i], all(j));
   }
-  return first_bad_pivot(info, pivot, step + 1);
+  unrolled<kCols>([&](auto c) JAX_BATCHED_INLINED {
+    if (c >= count) return;
+    constexpr int kRight = kCols - 1 - c;
+    const int64_t step = j + c;
+    const Indices here = all(step), there = largest.place;
+    const PivotRows<T> rows = exchange(g, step, there);
+    P* f = g.f + step * g.pitch;
+    for (int64_t k = 0; k < j + kCols; ++k) f[k] = g.gather(rows, k);
+    const P pivot = f[step];
+    info = first_bad_pivot(info, pivot, step + 1);
+    P u[kRight + 1];
+    unrolled<kRight>([&](auto k) JAX_BATCHED_INLINED { u[k] = f[step + 1 + k]; });
+    largest = Largest<R>(step + 1);
+    for (int64_t i = 0; i < g.m; ++i) {
+      P* a = g.a + i * g.n + step;
+      const P l = multiplier(a[0], pivot);
+      a[0] = l;
+      const Indices former = g.place[i];
+      const Indices moved = former == here, chosen = former == there;
+      const Indices place = (chosen & here) | (~chosen & ((moved & there) | (~moved & former)));
+      g.place[i] = place;
+      unrolled<kRight>([&](auto k) JAX_BATCHED_INLINED {
+        a[1 + k] = sub_mul(a[1 + k], l, u[k]);
+        if constexpr (k == 0) largest.take(magnitude(a[1]), place, all(step + 1));
+      });
+    }
+  });
+  return info;
 }
 
 // Columns j, ..., j + kCols - 1; see the head of this file. Returns info.
@@ -195,10 +226,7 @@ Simd<Real<T>> factor_columns(const LuGroup<T>& g, int64_t j, Simd<Real<T>> info)
   int64_t i = 0;
   for (; i + kRows <= g.m; i += kRows) update_rows<kRows, kCols>(g, i, j);
   for (; i < g.m; ++i) update_rows<1, kCols>(g, i, j);
-  for (int64_t step = j; step < std::min(steps, j + kCols); ++step) {
-    info = eliminate(g, step, j + kCols, info);
-  }
-  return info;
+  return eliminate<kCols>(g, j, std::min<int64_t>(kCols, steps - j), info);
 }
 
 // A is in scratch. Leaves L and U in F, and what the rows were exchanged with.
