@@ -45,6 +45,7 @@ class Call(NamedTuple):
       dtype: of the data.
       sizes: of the core dimensions by name; symbolic in an exported program.
       batch: how many matrices a device has, at most; symbolic likewise.
+      devices: of the program, over which arrays may be spread.
       params: the operation's own parameters.
       for_export: whether the program is lowered to be exported.
     """
@@ -54,6 +55,7 @@ class Call(NamedTuple):
     dtype: Any
     sizes: dict[str, Any]
     batch: Any
+    devices: int
     params: Params
     for_export: bool
 
@@ -430,8 +432,9 @@ class Operation:
             for_export = _jax.is_for_export(ctx)
             rank = ctx.avals_out[0].ndim - len(self.signature(params).results[0])
             batch = math.prod(ctx.avals_out[0].shape[:rank])
-            batch = -(-batch // _jax.devices_of_program(ctx))
-            call = Call(self.name, platform, dtype, sizes, batch, _own(params), for_export)
+            devices = _jax.devices_of_program(ctx)
+            batch, own = -(-batch // devices), _own(params)
+            call = Call(self.name, platform, dtype, sizes, batch, devices, own, for_export)
             serving = tuple(path for path in paths if path.serves(call))
         path = ([path for path in named if path in serving] or named or serving)[0]
         if path.compute is not None and self._is_stored(dtype):
