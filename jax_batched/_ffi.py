@@ -46,8 +46,10 @@ def _load(platform: Platform) -> tuple[ModuleType | None, str]:
             ) from error
         return None, f"this installation was built without {name}"
     except ImportError as error:
-        if platform == "cpu" and "JAX_BATCHED_ISA" in os.environ:
-            raise  # it names an instruction set that cannot be had
+        if platform == "cpu":
+            if "JAX_BATCHED_ISA" in os.environ:
+                raise  # it names an instruction set that cannot be had
+            raise ImportError(f"{name} does not load: {error}") from error
         return None, f"{name} does not load: {error}"
 
 
