@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_batched._core import Operation, Params, Path, Rules, kernel, lax
+from jax_batched._core import Operation, Params, Path, Rules, _jax, kernel, lax
 from jax_batched._core.signature import Signature
 from jax_batched._sizes import Sizes
 
@@ -43,7 +43,12 @@ def sized(
     def call(sizes: Sizes, *operands: Array, **params: Any) -> Sequence[Array]:
         if not sizes:
             return operation(*operands, **params)
-        return primitive(*operands, sizes.given, **params)
+        # In full, and spread as matrices are: so a batch of several devices stays where it is.
+        batch = jnp.broadcast_shapes(operands[0].shape[:-2], sizes.given.shape)
+        each = jnp.broadcast_to(sizes.given, batch)
+        for x in operands[:1] if operands[0].shape[:-2] == batch else operands[1:]:
+            each = _jax.sharded_like(each, x) if x.shape[:-2] == batch else each
+        return primitive(*operands, each, **params)
 
     return call
 
@@ -117,6 +122,7 @@ def _primitive(
             hidden=rules.hidden,
             result_dtypes=rules.result_dtypes,
             stored=rules.stored,
+            columns=rules.columns,
             overwritten=-2,
         ),
     )

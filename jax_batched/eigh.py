@@ -355,7 +355,8 @@ def _beyond_spectrum(read: Array) -> Array:
     limits = np.finfo(size.dtype)
     bound = 2 * jnp.max(sums, -1, keepdims=True, initial=0)
     bound = jnp.where(bound > limits.tiny, bound, limits.tiny)
-    steps = jnp.linspace(1, 2, read.shape[-1], dtype=size.dtype)
+    n = read.shape[-1]
+    steps = 1 + jnp.arange(n, dtype=size.dtype) / jnp.maximum(n, 1)
     return jnp.minimum(bound * jnp.broadcast_to(steps, sums.shape), limits.max)
 
 

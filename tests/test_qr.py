@@ -153,10 +153,9 @@ def test_difficult_matrices(kernel, dtype):
         if not serves(kernel, dtype, m, n):
             continue
         a = difficult(dtype, m, n)
-        if (
-            kernel == "lax"
-        ):  # LAPACK's complex routines overflow, the CPU's flush subnormal numbers,
-            # numbers, cuSOLVER overflows, and has NaN for equal columns of complex64
+        # LAPACK's complex routines overflow, the CPU's flush subnormal numbers, cuSOLVER overflows,
+        # and has NaN for equal columns of complex64.
+        if kernel == "lax":
             a = np.delete(a, [9, 10] if ON_CPU else [8, 9, 10, 12], 0)
         q, r = run(jb.qr, a, kernel=kernel)
         check(a, q, r)

@@ -555,7 +555,7 @@ SQUARE = {
 @pytest.mark.parametrize("n", (1, 2, 7, 19, 64))
 @pytest.mark.parametrize("operation", SQUARE)
 def test_bits_are_those_of_calls_without_sizes(operation, n, nrhs, dtype):
-    """Of every size, in any order, beside masked and wrong ones; also where a matrix is shared."""
+    """Of every size, in any order, beside masked and wrong ones."""
     if operation in ("lu", "inv", "det", "slogdet", "eigh", "eigvalsh") and nrhs > 1:
         pytest.skip("no right-hand sides")
     rng = np.random.default_rng(n)
@@ -583,3 +583,50 @@ def test_bits_are_those_of_calls_without_sizes(operation, n, nrhs, dtype):
         else:
             assert not x[~where].any()
             assert np.isnan(x[wrong]).reshape(wrong.sum(), -1).any(-1).all()
+
+
+@pytest.mark.parametrize("operation", SQUARE)
+def test_sizes_of_shared_operands(operation):
+    """Sizes alone mapped, over another axis than the matrices, and in full, give the same."""
+    rng = np.random.default_rng(0)
+    a, b = spd(rng, "float64", (3, 5, 5)), normal(rng, "float64", (3, 5, 2))
+    sizes = np.array([0, 3, 5, 1, 6], np.int32)
+    f = SQUARE[operation]
+
+    def each(a, b, sizes):
+        return f(a, b, sizes=sizes)
+
+    def all_three(a, b, sizes):
+        over_sizes = jax.vmap(each, (None, None, 0))
+        shared = over_sizes(a[0], b[0], sizes)
+        crossed = jax.vmap(over_sizes, (0, 0, None), 0)(a, b, sizes)
+        full = [jnp.repeat(x, len(sizes), 0) for x in (a, b)]
+        return shared, crossed, each(*full, jnp.tile(sizes, len(a)))
+
+    shared, crossed, full = map(jax.tree.leaves, jax.jit(all_three)(a, b, sizes))
+    for x, y, z in zip(shared, crossed, full, strict=True):
+        assert ops.same_bits(y.reshape(z.shape), z)
+        assert ops.same_bits(x, z[: len(sizes)])
+
+
+@pytest.mark.parametrize("kind", ("auto", "explicit"))
+@pytest.mark.parametrize("operation", ("cholesky", "solve_gen", "lu", "eigh", "det"))
+def test_a_spread_batch_is_not_gathered(operation, kind):
+    """Whether its sizes are one number, spread like it, or whole on every device."""
+    axis_type = getattr(jax.sharding.AxisType, kind.title())
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(axis_type,), devices=jax.devices()[:4])
+    rng = np.random.default_rng(0)
+    a, b = spd(rng, "float64", (8, 5, 5)), normal(rng, "float64", (8, 5, 2))
+    sizes = np.array([0, 3, 5, 1, 2, 4, 5, 2], np.int32)
+
+    def f(a, b, sizes):
+        return jax.tree.leaves(SQUARE[operation](a, b, sizes=sizes))[0]
+
+    with jax.set_mesh(mesh):
+        spread = [jax.device_put(x, jax.NamedSharding(mesh, PartitionSpec("x"))) for x in (a, b)]
+        whole = jax.device_put(sizes, jax.NamedSharding(mesh, PartitionSpec()))
+        for given in (3, sizes):
+            known = jax.jit(lambda a, b, given=given: f(a, b, given))
+            assert "all-gather" not in known.lower(*spread).compile().as_text()
+            np.testing.assert_array_equal(known(*spread), jax.jit(f)(a, b, given))
+        assert "all-gather" not in jax.jit(f).lower(*spread, whole).compile().as_text()

@@ -128,10 +128,19 @@ class CallReader {
     check_dtype(name, array, ffi::DataType::S32);
     return view(name, array);
   }
-  // For kernels that take no broadcast operand.
+  // For kernels that take no broadcast operand, unless they have the call's map for the last one.
   MatrixView<Packed> packed(const MatrixView<Mapped>& view) {
-    require(view.contiguous() || first_.batch_count() == 0, "a broadcast array");
+    map_ = view.layout.map;
+    require(takes_map_ || view.contiguous() || first_.batch_count() == 0, "a broadcast array");
     return {view.data, {}};
+  }
+  // What f() reads may be broadcast; returns how the last operand is that f() takes as packed.
+  template <class F>
+  BatchMap with_map(F&& f) {
+    takes_map_ = true;
+    f();
+    takes_map_ = false;
+    return map_;
   }
 
   bool flag(const char* name) { return attribute<bool>(name); }
@@ -310,6 +319,8 @@ class CallReader {
   size_t next_operand_ = 0, next_result_ = 0;
   Results read_results_;
   MatrixView<Mapped> where_{};
+  bool takes_map_ = false;
+  BatchMap map_;
   Array first_;  // the first result
   ffi::Error error_;
 };

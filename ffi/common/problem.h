@@ -28,10 +28,9 @@ struct Problem {
 
 // An operation that takes matrices of different sizes in one call (Sized, ffi/problems/sized.h) has
 //   void resize(int n);          becomes a call with matrices of that size
-//   void for_each_array(F&& f);  its arrays, operands before results, and what one matrix has
-//   there:
-//                                f.matrix(a, n), f.operand(b, rows, columns), f.result(x, rows,
-//                                columns), f.real_result(w, count), f.integers(pivots, count)
+//   void for_each_array(F&& f);  calls f.matrix(a, n), f.operand(b, rows, columns),
+//                                f.result(x, rows, columns), f.real_result(w, count) and
+//                                f.integers(pivots, count): operands first, with the sizes of each
 
 // Of operations whose CUDA kernels skip matrices that are computed together if none of these is
 // asked for. Others compute all: with one more argument their kernels spill registers.

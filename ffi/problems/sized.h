@@ -24,11 +24,13 @@ struct Sized : P {
   }();
   static constexpr std::string_view kName{kText.data(), kText.size()};
 
+  BatchMap map;              // of a matrix that P takes as packed
   MatrixView<Mapped> sizes;  // an integer of each matrix
 
   template <class Call>
   static Sized read(Call& call) {
-    Sized p{P::read(call), {}};
+    Sized p{};
+    p.map = call.with_map([&] { static_cast<P&>(p) = P::read(call); });
     p.sizes = call.integer("sizes");
     return p;
   }

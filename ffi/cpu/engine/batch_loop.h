@@ -21,7 +21,7 @@ namespace ffi = xla::ffi;
 inline constexpr int64_t kTaskWork = 25'000;
 // Below this the whole call runs on the calling thread: handing it over would cost more.
 inline constexpr int64_t kInlineWork = 50'000;
-// More than this is given back after each task.
+// More than this is given back after each call.
 inline constexpr size_t kMaxKeptScratch = 8 << 20;
 
 struct AlignedDelete {
@@ -74,14 +74,13 @@ template <class Pool, class Body>
 ffi::Future for_each_task(Pool pool, int64_t tasks, bool here, size_t scratch_bytes, Body body) {
   const auto run = [body, scratch_bytes](int64_t task) {
     const KeepSubnormals keep_subnormals;
-    Scratch& scratch = Scratch::of_this_thread();
-    body(task, scratch.reserve(scratch_bytes));
-    scratch.trim();
+    body(task, Scratch::of_this_thread().reserve(scratch_bytes));
   };
   if (here) {
     ffi::Promise promise;
     ffi::Future future(promise);
     for (int64_t task = 0; task < tasks; ++task) run(task);
+    Scratch::of_this_thread().trim();
     promise.SetAvailable();
     return future;
   }
@@ -93,6 +92,7 @@ ffi::Future for_each_task(Pool pool, int64_t tasks, bool here, size_t scratch_by
       run(task);
       promise.CountDown(1);
     }
+    Scratch::of_this_thread().trim();
   };
   for (int64_t other = 1; other < std::min<int64_t>(tasks, pool.num_threads()); ++other) {
     auto same_tasks = take_tasks;

@@ -166,6 +166,9 @@ class SizedBatch {
   SizedBatch(const Sized<P>& problem, const Kernel<P>& kernel, const MatrixView<Mapped>& where,
              const Results& results, int64_t lanes)
       : problem_(problem), kernel_(kernel), where_{where}, results_(results), whole_(problem_) {
+    if constexpr (std::is_same_v<decltype(P::a), MatrixView<Packed>>) {
+      whole_.array[0].map = problem.map;
+    }
     if constexpr (requires { problem_.where; }) problem_.where = {};
     // In the cache; of larger matrices enough to fill registers with those of one size.
     window_ = std::clamp<int64_t>(
