@@ -66,7 +66,8 @@ _MAX_N: dict[str, dict[str, int]] = {
 }
 TARGETS = tuple(_MAX_N)
 # Without those whose matrices differ in size, which are the same operations (`_sized.py`).
-OPERATIONS = tuple(name for name in TARGETS if not name.endswith(_native.SIZED_SUFFIX))
+SIZED_SUFFIX: str = _native.SIZED_SUFFIX
+OPERATIONS = tuple(name for name in TARGETS if not name.endswith(SIZED_SUFFIX))
 
 # Per platform, operation and dtype: up to which n and how many right-hand sides (None: any number)
 # it is one kernel. 16-bit elements have kernels that take them as they are, or none.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_batched import _checks
 from jax_batched._core import Call, Operation, Params, Path, Rules, _jax, lax, mask
 from jax_batched._core.signature import at_least
 
@@ -28,7 +29,7 @@ def matmul(a: Array, b: Array) -> Array:
 
 
 _MOST_SMALL = 16  # rows and columns of matrices that are multiplied here
-_PRODUCT_DTYPES = tuple(map(np.dtype, ("float32", "float64", "complex64", "complex128")))
+_PRODUCT_DTYPES = tuple(map(np.dtype, _checks.COMPUTED))
 
 
 def _sum_of_products(a: Array, b: Array) -> Sequence[Array]:

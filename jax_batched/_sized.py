@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_batched import _ffi
 from jax_batched._core import Operation, Params, Path, Rules, _jax, kernel, lax
 from jax_batched._core.signature import Signature
 from jax_batched._sizes import Sizes
@@ -108,7 +109,7 @@ def _primitive(
         return list(of_b(ct))
 
     return Operation(
-        f"{operation.name}_sized",
+        operation.name + _ffi.SIZED_SUFFIX,
         Rules(
             signature=signature,
             paths=(

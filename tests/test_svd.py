@@ -340,8 +340,8 @@ def test_exported_for_any_batch_and_any_shape(name, shape):
 
 
 def test_masks():
-    """What is left out is zero, others have the bits that they have without a mask: products of
-    XLA all but the last ones."""
+    """What is left out is zero. Others have the bits that they have without a mask, products all
+    but the last ones."""
     a = separated_singular(np.random.default_rng(7), "float64", (9, 4, 4))
     where = np.arange(9) % 3 != 1
     a[~where] = np.nan

@@ -7,6 +7,8 @@
 // reads them again.
 #pragma once
 
+#include <array>
+
 #include "ffi/cpu/engine/substitution_lanes.h"
 
 namespace jax_batched::cpu::JAX_BATCHED_ISA {
@@ -141,11 +143,7 @@ JAX_BATCHED_INLINE void update_rows(const LuGroup<T>& g, int64_t i, int64_t j) {
 
 // The rows of A that are pivots of one step, a number for each lane.
 template <class T>
-struct PivotRows {
-  int64_t of_lane[kLanes<T>];
-
-  int64_t operator[](int l) const { return of_lane[l]; }
-};
+using PivotRows = std::array<int64_t, kLanes<T>>;
 
 // Exchanges the rows at two places, of each lane its own second one, in row_at.
 template <class T>
@@ -155,9 +153,9 @@ JAX_BATCHED_INLINE PivotRows<T> exchange(const LuGroup<T>& g, int64_t step,
   g.pivots[step] = place;
   for (int l = 0; l < kLanes<T>; ++l) {
     const int64_t other = place[l];
-    rows.of_lane[l] = g.row_at[other][l];
+    rows[l] = g.row_at[other][l];
     g.row_at[other][l] = g.row_at[step][l];
-    g.row_at[step][l] = rows.of_lane[l];
+    g.row_at[step][l] = rows[l];
   }
   return rows;
 }

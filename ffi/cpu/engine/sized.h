@@ -32,16 +32,6 @@ inline void copy_row(char* to, const char* from, int64_t bytes) {
   if (bytes & 8) std::memcpy(to, from, 8);
   if (bytes & 4) std::memcpy(to + (bytes & 8), from + (bytes & 8), 4);
 }
-inline void clear_row(char* to, int64_t bytes) {
-  constexpr int64_t kUnit = 16;
-  if (bytes >= kUnit) {
-    for (int64_t at = 0; at + kUnit <= bytes; at += kUnit) std::memset(to + at, 0, kUnit);
-    std::memset(to + bytes - kUnit, 0, kUnit);
-    return;
-  }
-  if (bytes & 8) std::memset(to, 0, 8);
-  if (bytes & 4) std::memset(to + (bytes & 8), 0, 4);
-}
 
 // An array of a call, as bytes.
 struct SizedArray {
@@ -73,10 +63,10 @@ struct SizedArray {
     } else {
       for (int64_t i = 0; i < own.rows; ++i) {
         copy_row(to + i * pitch, from + i * own.pitch, own.pitch);
-        clear_row(to + i * pitch + own.pitch, pitch - own.pitch);
+        fill_bytes(to + i * pitch + own.pitch, 0, pitch - own.pitch);
       }
     }
-    clear_row(to + own.rows * pitch, (rows - own.rows) * pitch);
+    fill_bytes(to + own.rows * pitch, 0, (rows - own.rows) * pitch);
   }
   void fetch(int64_t entry, const SizedArray& own) const {
     constexpr int64_t kLine = 64, kMost = 32;
